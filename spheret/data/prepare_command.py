@@ -25,7 +25,8 @@ def prepare_command(
     """Turn a corpus into checked shards of token ids. Run the same command again to continue.
 
     Args:
-        corpus: sotu, stdlib, openwebtext, fineweb-edu, or a file, folder or glob of text, .jsonl and .parquet.
+        corpus: sotu, stdlib, rfc, python, openwebtext, fineweb-edu, or a file, folder or glob of text, .jsonl and
+            .parquet.
         tokenizer: bytes, gpt2, bpe:N (trained on the corpus), or a path to a tokenizer.json. The default is
             gpt2 for openwebtext and fineweb-edu, otherwise bytes.
         out: the directory to write. The default for a named corpus is the cache.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import importlib.util
 import io
 import json
 import re
@@ -275,7 +276,8 @@ class FileReader:
 
     def _documents(self, path: Path) -> Iterator[Document]:
         if self._whole:
-            yield path.read_bytes()
+            with _opened(path) as (stream, _):
+                yield stream.read()
         else:
             yield from _format(path)(path, self._column, self._move)
 
@@ -289,6 +291,15 @@ class FileReader:
     def fraction(self) -> float | None:
         """Return how much of the files has been read, 0 to 1."""
         return (sum(self._sizes[: self._file]) + self._position) / max(1, sum(self._sizes))
+
+
+def package_folder(name: str, extra: str) -> Path:
+    """The folder of an installed package, of which only data is needed: it is not imported."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        need(name, extra)
+        raise ImportError(f"{name} is installed without its data. Reinstall it: pip install --force-reinstall {name}")
+    return Path(spec.submodule_search_locations[0])
 
 
 def file_size(path: Path) -> int:

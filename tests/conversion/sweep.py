@@ -46,7 +46,7 @@ RELOADED = 1e-5
 SIZES = [
     (r".*codebook_size", 64),
     (r".*vocab_size.*|.*vocabulary_size|n_tokens|num_embeddings|type_vocab_size", VOCAB),
-    (r".*experts_per_tok(en)?|.*top_?k(_experts)?|moe_k|num_selected_experts|num_experts_per_layer", 2),
+    (r".*experts_per_tok(en)?|.*top_?k(_experts)?|index_kpool|moe_k|num_selected_experts|num_experts_per_layer", 2),
     (r"n_groups?|topk_group|num_expert_groups?|mamba_n_groups|first_k_dense_replace|num_nextn_predict_layers", 1),
     (r".*(num|n)_(\w+_)?experts|.*n_routed_experts|.*num_experts\w*|moe_num_experts", 4),
     (r".*(key_value|kv)_heads|n_head_kv|multi_query_group_num|num_key_value_groups", 2),
@@ -74,9 +74,11 @@ SIZES = [
 MISSING = {
     "head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2, "n_group": 1,
     "topk_group": 1, "default_language": "en_XX", "pad_token_id": 0,
+    "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
 }  # fmt: skip
 # what names layers that a small model does not have
-DROPPED = {"per_layer_config", "out_features", "out_indices", "stage_names"}
+DROPPED = {"per_layer_config", "indexer_types", "out_features", "out_indices", "stage_names"}
 KEPT = {
     "num_channels", "num_feat_extract_layers", "in_channels", "in_chans", "conv_kernel", "kernel_size",
     "num_mel_bins", "tubelet_size",

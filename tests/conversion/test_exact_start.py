@@ -10,8 +10,8 @@ from torch import nn
 import spheret
 from spheret.conversion import anneal, position, steps, watched
 
-# how far the outputs may be from the original's: the norms' eps at 0 in both precisions, and the models' own eps
-CASES = [(0.0, torch.float32, 1e-5), (0.0, torch.float64, 1e-10), (None, torch.float32, 1e-4)]
+# how far the outputs may be from the original's: with the norms' eps at 0, and with the models' own eps
+CASES = [(0.0, torch.float64, 1e-10), (None, torch.float32, 1e-4)]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -28,10 +28,7 @@ def test_the_outputs_are_those_of_the_original_and_come_back_to_the_bit(name):
             assert same is model
             assert position(model) == 0
             after = output(model, inputs)
-            assert float((after - before).abs().max()) <= tolerance * max(1.0, float(before.abs().max())), (
-                eps,
-                dtype,
-            )
+            assert float((after - before).abs().max()) <= tolerance * max(1.0, float(before.abs().max())), dtype
             assert name not in DECODERS or torch.equal(after, before)
             assert {row.kind for row in report.converted} == {KINDS[name]}
             assert len(report.converted) == NUMBERS.get(name, 2 * LAYERS)

@@ -1,6 +1,7 @@
 """Ways in which models write their residual sums: each is converted exactly, also with dropout in training mode."""
 
 import random
+from random import random as uniform_random
 
 import numpy as np
 import pytest
@@ -151,24 +152,44 @@ def test_an_observer_sees_the_branch_that_is_added(kind, factor):
     torch.testing.assert_close(end.scaled(X), X * (model.layers[0].gain if factor is None else factor))
 
 
+# how code draws a number by which it skips a layer at random, here rarely
+DRAWS = {
+    "torch.rand": lambda: torch.rand([]),
+    "uniform_": lambda: torch.empty(1).uniform_().item(),
+    "bernoulli": lambda: 1 - torch.bernoulli(torch.tensor(0.01)),
+    "random.random": lambda: random.random(),
+    "an imported random": lambda: uniform_random(),
+    "random.uniform": lambda: random.uniform(0, 1),
+    "numpy.random.rand": lambda: np.random.rand(1),  # noqa: NPY002
+    "numpy.random.random": lambda: np.random.random(),  # noqa: NPY002
+    "numpy.random.uniform": lambda: np.random.uniform(0, 1),  # noqa: NPY002
+}
+
+
 class Skipping(Network):
-    """Leaves out its first layer in training mode, as layerdrop does at random."""
+    """Leaves out layers at random in training mode, as layerdrop does, or always those of `skipped`."""
+
+    def __init__(self, draw):
+        super().__init__("scaled sum")
+        self.draw, self.skipped = draw, ()
 
     def forward(self, x):
         h = self.embed(x)
         for number, layer in enumerate(self.layers):
-            if not (self.training and torch.rand([]) < (number == 0)):
+            if not (self.training and (self.draw() < 0.01 or number in self.skipped)):
                 h = layer(h)
         return self.norm(h)
 
 
-def test_a_stream_whose_first_layer_is_left_out_is_on_the_sphere():
-    torch.manual_seed(0)
-    model = Skipping("scaled sum").double().eval()
+@pytest.mark.parametrize("kind", DRAWS)
+def test_a_stream_whose_first_layer_is_left_out_is_on_the_sphere(kind):
+    seed()
+    model = Skipping(DRAWS[kind]).double().eval()
     before = model(X.double())
     spheret.convert(model, example_inputs=X.double())
     torch.testing.assert_close(model(X.double()), before, rtol=0, atol=1e-10)
     anneal(model.train(), 1.0)
+    model.draw, model.skipped = (lambda: 1), (0,)
     records = []
     with watched(model, lambda *both: records.append(both)):
         model(X.double()).sum().backward()

@@ -3,6 +3,9 @@
 import pytest
 import timm_process
 
+# it starts a process that imports timm
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from timm.models.vision_transformer import ResPostBlock, VisionTransformer

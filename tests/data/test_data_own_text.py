@@ -6,10 +6,12 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spheret.data import open_named, prepare
+from spheret.data.preparation import _Job
 from spheret.data.split import FEWEST_DOCUMENTS, Split, choose, position
 
 PARAGRAPH = "The state of the retraction is round. It was round last year, and it will be round again.\n"
@@ -54,6 +56,32 @@ def test_the_same_content_is_opened_and_another_is_prepared(tmp_path: Path, cach
     other = open_named(str(file), None, quiet=True)
     assert other.path != first.path
     assert other.manifest.corpus.documents_sha256 != first.manifest.corpus.documents_sha256
+
+
+@pytest.mark.parametrize("change", ["grown", "replaced", "deleted"])
+def test_text_that_changes_while_it_is_read_is_not_kept(
+    change: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would lie in the cache under the hash of what it was."""
+    file, write = tmp_path / "my.txt", _Job._write
+    file.write_text(text(5_000))
+
+    def changing(job: _Job, *words: Any) -> Any:
+        if change != "deleted":
+            file.write_text(text(10_000) if change == "grown" else text(5_000).upper())
+        result = write(job, *words)
+        if change == "deleted":
+            file.unlink()
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Job, "_write", changing)
+        with pytest.raises(ValueError, match="changed"):
+            open_named(str(file), "bytes", quiet=True)
+    assert list((cache / "data").glob("*/*")) == []
+    file.write_text(text(5_000))
+    data = open_named(str(file), "bytes", quiet=True)
+    assert sum(data.manifest.tokens.values()) == 5_000 + sum(data.manifest.documents.values())
 
 
 def test_a_prepared_directory_opens_as_such_and_an_unfinished_one_is_refused(tmp_path: Path) -> None:

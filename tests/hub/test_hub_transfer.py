@@ -79,7 +79,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(limit, tmp_path, capsys)
         assert main(words) == 0
 
 
-@pytest.mark.parametrize("spec", ["bytes", "gpt2", "bpe:300"])
+@pytest.mark.parametrize("spec", ["bytes", pytest.param("gpt2", marks=pytest.mark.slow), "bpe:300"])
 def test_the_tokenizer_goes_along(spec, tmp_path):
     run = make_run(
         tmp_path / "run", tiny("pre-ln", vocab=50304 if spec == "gpt2" else 320), spec, ["we the people"] * 9

@@ -152,10 +152,11 @@ class TestDryRun:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A cell run in its smallest form, once."""
+    """A cell run in its smallest form, once, in this process. The slow tests start processes."""
     out = tmp_path_factory.mktemp("paper")
     words = ["--dataset", "fineweb-edu", "--size", "S", "--scheme", "geonorm", "--nproc", "1"]
-    with planted(out.parent / "corpus"):
+    with planted(out.parent / "corpus"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reproduce, "run_one", lambda run, place: main(reproduce.train_words(run, place)))
         assert main(["reproduce", "--smoke", "--out", str(out), *words]) == 0
     return out
 
