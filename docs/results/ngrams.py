@@ -1,6 +1,6 @@
-"""Write the losses of n-gram models beside the rows of every study: NAME.ngrams.json. It takes a minute.
+"""Write the losses of n-gram models beside the rows of every study: NAME.ngrams.json, if some are missing.
 
-    python docs/results/ngrams.py
+    python docs/results/ngrams.py        # make results runs it
 
 The models are fitted on the tokens that the runs of a group saw, and read the same validation windows.
 """
@@ -11,22 +11,27 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from build import HERE, STUDIES, rows_of
+
 from spheret.lab.laboratory import Laboratory, Place
-from spheret.lab.ngrams import NGRAMS, NgramsRecord, ngrams_beside, ngrams_file
+from spheret.lab.ngrams import NGRAMS, NgramsRecord, ngrams_beside, ngrams_file, read_ngrams
 from spheret.lab.plan import read_plan
 from spheret.lab.rows import Key
 from spheret.runs.run import manifest_sha256
 
 for study, plan in STUDIES.items():
     begun = {key.group for key in rows_of(study)}
-    found = []
+    known = {each.group: each for each in read_ngrams(HERE / f"{study}.jsonl")}
+    # a plan's rows have its settings, so that what is known of a group stays true
+    if begun <= known.keys():
+        continue
     with TemporaryDirectory() as directory:
         laboratory = Laboratory(read_plan(plan), Path(directory), Place(quiet=True))
-        for group in laboratory.plan.groups:
-            if group.name in begun:
-                label, data = group.contestants[0].label, laboratory.data(group)
-                key = Key(group.name, label, group.rates(label)[0], group.part.tuned_with[0])
-                found.append(ngrams_beside(group.name, laboratory.name(key)[1], data, manifest_sha256(data)))
-    if found:
-        records = NgramsRecord([record for record in found if record is not None])
-        NGRAMS.write(ngrams_file(HERE / f"{study}.jsonl"), records)
+        for group in (each for each in laboratory.plan.groups if each.name in begun - known.keys()):
+            label, data = group.contestants[0].label, laboratory.data(group)
+            key = Key(group.name, label, group.rates(label)[0], group.part.tuned_with[0])
+            record = ngrams_beside(group.name, laboratory.name(key)[1], data, manifest_sha256(data))
+            if record is not None:
+                known[group.name] = record
+        order = [group.name for group in laboratory.plan.groups]
+    records = sorted(known.values(), key=lambda each: order.index(each.group))
+    NGRAMS.write(ngrams_file(HERE / f"{study}.jsonl"), NgramsRecord(records))

@@ -211,7 +211,7 @@ def _reason(
         return "not run: the size below is not tuned yet"
     if state == "tuning":
         count = len({key.rate for _, key in search.missing})
-        return f"still tuning: {len(rates)} of {len(rates) + count} learning rates have ended"
+        return f"not tuned yet: {len(rates)} of {len(rates) + count} learning rates have ended"
     if state == "hopeless" and len(rates) == 1:
         return failures(tries, seeds)
     if state == "hopeless":

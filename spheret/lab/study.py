@@ -71,8 +71,8 @@ def study(
 
     Args:
         plan: A TOML file: contestants, learning rates, seeds, sizes. docs/compare.md lists its keys. Or the name of a
-            plan that comes with spheret: connections, depth, family, length, length-deep, modern or
-            streams.
+            plan that comes with spheret: connections, defaults, depth, family, length, length-deep,
+            modern or streams.
     """
     place.check()
     _check(where)
