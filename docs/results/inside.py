@@ -36,9 +36,11 @@ ROWS = Path(__file__).parent / "inside.jsonl"
 PROJECTION, PRE_LN = "proj-spheretnorm", "pre-ln"
 # of the validation split, as many tokens as four updates
 WINDOWS = 32
+# the least value on a logarithmic axis: some sublayers are worth nothing
+LEAST = 1e-5
 # what a row keeps of each sublayer, with the name of its axis and whether that is logarithmic
 MEASURES = {
-    "removal": ("loss without it, minus loss", False),
+    "removal": ("loss rise without it", True),
     "angle_mean": ("angle (radians)", False),
     "norm": ("norm of the stream", True),
     "effective_rank": ("effective rank", False),
@@ -161,8 +163,9 @@ def mean_sink(row: InsideRow) -> float:
 
 
 def massive(row: InsideRow) -> float:
-    """The base-10 logarithm of the largest activation over the median one, where it is highest."""
-    return math.log10(max(_known(row, "massive")))
+    """The base-10 logarithm of the largest activation over the median one, on average over the sublayers."""
+    values = _known(row, "massive")
+    return math.fsum(map(math.log10, values)) / len(values)
 
 
 def chart(rows: Sequence[InsideRow]) -> Chart | None:
@@ -177,11 +180,15 @@ def chart(rows: Sequence[InsideRow]) -> Chart | None:
         lines = []
         for scheme, style in styles.items():
             values = [row.sublayers[measure] for row in group if row.scheme == scheme]
-            points = [[(n, v) for n, v in enumerate(each, start=1) if v is not None] for each in values]
+            known = [[(n, v) for n, v in enumerate(each, start=1) if v is not None] for each in values]
+            points = [[(n, max(v, LEAST) if log else v) for n, v in each] for each in known]
             lines += contestant_lines(scheme, style, points, failed=False)
         panels.append(Panel(lines, "sublayer", words, log=log))
     seeds = len({row.seed for row in group})
-    caption = f"{layers} layers of width 64 after {group[0].steps:,} updates: means of {seeds} seeds and their range"
+    caption = (
+        f"{layers} layers of width 64 after {group[0].steps:,} updates: means of {seeds} seeds and their range. Rises "
+        f"below {LEAST:g} are shown there"
+    )
     return Chart("inside", caption, panels)
 
 

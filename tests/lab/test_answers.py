@@ -148,25 +148,6 @@ class TestOneEngine:
         assert runs.answer.standing.winner == "keel"
 
 
-class TestLadder:
-    @pytest.fixture(scope="class")
-    def climbed(self, tmp_path_factory):
-        text = FOUR + "ladder = [{layers = 24}, {layers = 48}]"
-        plan = plan_of(tmp_path_factory.mktemp("plan"), text)
-        doublings = {"four": 0, "four-layers24": 1, "four-layers48": 2}
-
-        def result(key):
-            size = doublings[key.group]
-            slope = {"post-ln": -0.1, "peri-ln": 0.05}.get(key.contestant, 0.0)
-            return row(key, loss_of(key) - 0.2 * size + slope * size, flops=10**6 * 2**size)
-
-        return plan, run_all(plan, result)[0]
-
-    def test_it_is_on_the_page(self, climbed):
-        (section,) = (each for each in sections_of(study_findings(*climbed)) if each.name == "ladder-four")
-        assert [chart.name for chart in section.charts] == ["four-ladder"]
-
-
 class TestPage:
     def test_at_every_moment(self, four, tmp_path):
         plan, rows = four

@@ -1,6 +1,5 @@
 """What a laboratory wants next, and what it takes from elsewhere."""
 
-import msgspec
 import pytest
 from study_helpers import TWO, bowl, key, plan_of, row
 
@@ -40,12 +39,3 @@ def test_the_jobs_of_a_study_that_has_rows(study, capsys):
     (first, *_) = jobs(study, Meter("study"))
     assert first.name.startswith("pre-ln-lr0.002-seed101-")
     assert "6 of about 10 runs" in capsys.readouterr().err
-
-
-def test_a_joined_row_keeps_its_own(study):
-    each = key("pre-ln", 2e-3, 1)
-    joined = row(each, 2.0, run=study.name(each)[0], step_seconds=0.5)
-    study.join([joined])
-    assert study.rows()[each] == joined
-    # of another run it is not taken
-    assert study.join([msgspec.structs.replace(joined, run="another")]) == 0
