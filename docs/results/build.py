@@ -11,6 +11,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 
 import collapse
@@ -19,20 +21,19 @@ import inside
 from claims import NORMED, POST, PRE, PROJ, Studies, claims_table, number, where
 
 from spheret.connections import SCHEMES
-from spheret.lab.answers import GroupAnswer, group_answers
+from spheret.lab.answers import GroupAnswer
 from spheret.lab.endpoints import (
     ALPHA,
     EndpointAnswer,
     PairedComparison,
     comparison,
     differences,
-    endpoint_answers,
     ladder_of,
 )
 from spheret.lab.entries import Entry
-from spheret.lab.ngrams import NgramRecord, read_ngrams
+from spheret.lab.ngrams import read_ngrams
 from spheret.lab.page.section import to_markdown
-from spheret.lab.plan import OURS, PLANS, Plan, read_plan
+from spheret.lab.plan import OURS, PLANS, read_plan
 from spheret.lab.report import sections_of, study_findings
 from spheret.lab.rows import Key, Row, read_rows, sound
 from spheret.lab.statistics import over_seeds
@@ -118,50 +119,88 @@ def rates_file() -> str:
     return head + "[rates]\n" + "\n".join(lines) + "\n"
 
 
-def marked_parts(drawn: Mapping[str, Mapping[str, bytes]]) -> dict[tuple[str, str], str]:
-    """The text of every part that a page may ask for, by its kind and name. drawn: the figures of each study."""
-    parts: dict[tuple[str, str], str] = {}
-    studies: dict[str, dict[str, GroupAnswer]] = {}
-    for study, path in STUDIES.items():
-        rows, plan = rows_of(study), read_plan(path)
-        ngrams = read_ngrams(HERE / f"{study}.jsonl")
-        answers = group_answers(plan, rows, ngrams)
-        studies[study] = {answer.group.name: answer for answer in answers}
-        # the first study's names are plain
-        prefix = "" if study == "results" else f"{study}."
-        parts |= {
-            (kind, prefix + name): text for (kind, name), text in _of_a_study(plan, answers, rows, ngrams).items()
+class Study:
+    """The rows of a plan, by the name of their file, with all that follows from them."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.rows = name, rows_of(name)
+        self.found = study_findings(read_plan(STUDIES[name]), self.rows, read_ngrams(HERE / f"{name}.jsonl"))
+        self.sections = sections_of(self.found)
+
+    @cached_property
+    def answers(self) -> dict[str, GroupAnswer]:
+        return {answer.group.name: answer for answer in self.found.answers}
+
+    @cached_property
+    def charts(self) -> dict[str, Chart]:
+        """Every chart by its file. A study that has not begun, and the one of one seed, have none."""
+        if not self.rows or self.name == "defaults":
+            return {}
+        charts = [each for section in self.sections for each in section.charts if not each.name.endswith("-curves")]
+        lead = lead_chart(self.found.answers) if self.name == "length" else None
+        return {f"{chart.name}.svg": chart for chart in [*charts, *([lead] if lead else [])]}
+
+    @property
+    def tables(self) -> str:
+        """All tables but the one of every run, which the rows have."""
+        tables = [table for section in self.sections for table in section.tables if table.name != "runs"]
+        # they have no title of their own, and every page of the site has a different one
+        return f"# All tables of {TITLES[self.name]}\n\n" + to_markdown(tables)
+
+    @property
+    def parts(self) -> dict[tuple[str, str], str]:
+        """What a page may ask for, by its kind and name. The first study's names are plain."""
+        own, answers = self._own(), self.found.answers
+        names = [*self.answers, *{answer.group.part.name for answer in answers}]
+        for name, (end, words) in product(names, SHOWN.items()):
+            file = f"{name}-{end}.svg"
+            text = f"![{words}](figures/{file})\n" if file in self.charts else "(no figure yet)\n"
+            own["figure", f"{name}-{end}"] = text
+        prefix = "" if self.name == "results" else f"{self.name}."
+        return {
+            ("receipt", self.name): _receipt(self.rows),
+            **{(kind, prefix + name): text for (kind, name), text in own.items()},
         }
-        parts |= {("figure", prefix + name): text for name, text in _figures(answers, drawn.get(study, {})).items()}
-        parts["receipt", study] = _receipt(rows)
-        if study == "results":
-            parts["summary", "warm-up"] = _warm_ups({answer.group.name: answer for answer in answers})
-            parts["summary", "paper"] = _beside_the_paper(
-                next(answer for answer in answers if answer.group.name == "nine")
-            )
-        if study == "modern":
-            parts["summary", "modern"] = _optimisers({answer.group.name: answer for answer in answers})
-            parts["summary", "shifted"] = _heads({answer.group.name: answer for answer in answers})
-        if study == "streams":
-            parts["summary", "streams"] = _by_size(answers)
-        if study == "length":
-            parts["summary", "length"] = _by_size(answers)
-        if study == "defaults":
-            parts["summary", "defaults"] = _default_rates(answers[0])
-        if study == "depth":
-            deep = [answer for answer in answers if answer.group.part.name == "depth"]
-            parts["summary", "depth"] = _by_size(deep)
-    parts["summary", "claims"] = claims_table(
-        studies, collapse_tables.same_cells(collapse.read_rows()), inside.read_rows()
-    )
-    parts["summary", "inside"] = (
-        f"![{INSIDE}](figures/inside.svg)\n" if inside.chart(inside.read_rows()) else "(not run)\n"
-    )
-    parts["summary", "head"] = _worth_of_the_head(studies)
-    parts["summary", "finding"] = _finding(studies)
-    found = f"{_by_length(studies) or 'Not run yet.'} [Length](results/length.md)."
-    parts["summary", "lead"] = f"- **How long the lead of the projection lasts.** {found}\n"
-    parts["summary", "connections"] = _connections(studies)
+
+    def _own(self) -> dict[tuple[str, str], str]:
+        sentences = [endpoint_sentence(answer) for answer in self.found.endpoints]
+        parts = {("endpoints", "all"): _bullets(sentences)}
+        for name, answer in self.answers.items():
+            parts["sentence", name] = f"{answer_sentence(answer)}\n"
+            parts["limits", name] = _bullets(limits(answer))
+        for section in self.sections:
+            if section.name == "not-run":
+                parts["sentence", "not-run"] = f"{section.paragraphs[0]}\n"
+            for table in section.tables:
+                # the heading is the page's own
+                parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]
+        return parts
+
+
+def marked_parts(every: Sequence[Study]) -> dict[tuple[str, str], str]:
+    """The text of every part that a page may ask for, by its kind and name."""
+    studies, looked = {study.name: study.answers for study in every}, inside.read_rows()
+    depth = [answer for answer in studies["depth"].values() if answer.group.part.name == "depth"]
+    lead = f"{_by_length(studies) or 'Not run yet.'} [Length](results/length.md)."
+    summaries = {
+        "warm-up": _warm_ups(studies["results"]),
+        "paper": _beside_the_paper(studies["results"]["nine"]),
+        "modern": _optimisers(studies["modern"]),
+        "shifted": _heads(studies["modern"]),
+        "streams": _by_size(list(studies["streams"].values())),
+        "length": _by_size(list(studies["length"].values())),
+        "depth": _by_size(depth),
+        "defaults": _default_rates(studies["defaults"]["defaults"]),
+        "claims": claims_table(studies, collapse_tables.same_cells(collapse.read_rows()), looked),
+        "inside": f"![{INSIDE}](figures/inside.svg)\n" if inside.chart(looked) else "(no figure yet)\n",
+        "head": _worth_of_the_head(studies),
+        "finding": _finding(studies),
+        "lead": f"- **How long the lead of the projection lasts.** {lead}\n",
+        "connections": _connections(studies),
+    }
+    parts = {("summary", name): text for name, text in summaries.items()}
+    for study in every:
+        parts |= study.parts
     return parts | collapse_tables.parts()
 
 
@@ -169,36 +208,6 @@ def rows_of(study: str) -> dict[Key, Row]:
     """The rows of a study; none if it has not begun."""
     path = HERE / f"{study}.jsonl"
     return read_rows(path) if path.exists() else {}
-
-
-def _figures(answers: Sequence[GroupAnswer], drawn: Mapping[str, bytes]) -> dict[str, str]:
-    """A line that shows a figure, by its name; or says that there is none yet."""
-    names = [*(answer.group.name for answer in answers), *{answer.group.part.name for answer in answers}]
-    return {
-        f"{name}-{end}": f"![{words}](figures/{name}-{end}.svg)\n"
-        if f"{name}-{end}.svg" in drawn
-        else "(no figure yet)\n"
-        for name in names
-        for end, words in SHOWN.items()
-    }
-
-
-def _of_a_study(
-    plan: Plan, answers: Sequence[GroupAnswer], rows: Mapping[Key, Row], ngrams: Sequence[NgramRecord]
-) -> dict[tuple[str, str], str]:
-    parts = {}
-    endpoints = endpoint_answers(plan.endpoints, answers)
-    parts["endpoints", "all"] = _bullets([endpoint_sentence(answer) for answer in endpoints])
-    for answer in answers:
-        parts["sentence", answer.group.name] = f"{answer_sentence(answer)}\n"
-        parts["limits", answer.group.name] = _bullets(limits(answer))
-    for section in sections_of(study_findings(plan, rows, ngrams)):
-        if section.name == "not-run":
-            parts["sentence", "not-run"] = f"{section.paragraphs[0]}\n"
-        for table in section.tables:
-            # the heading is the page's own
-            parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]
-    return parts
 
 
 def endpoint_sentence(answer: EndpointAnswer) -> str:
@@ -504,42 +513,26 @@ def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
     return MARKED.sub(part, text)
 
 
-def result_files(plan: Plan, rows: Mapping[Key, Row], ngrams: Sequence[NgramRecord]) -> dict[str, bytes]:
-    """The figures and the tables of a study, by file name. Its results.jsonl has every run."""
-    sections = sections_of(study_findings(plan, rows, ngrams))
-    tables = [table for section in sections for table in section.tables]
-    charts = [each for section in sections for each in section.charts if not each.name.endswith("-curves")]
-    lead = lead_chart(group_answers(plan, rows, ngrams)) if rows and plan.groups[0].name == "length" else None
-    charts += [lead] if lead else []
-    return {
-        "tables.md": to_markdown(table for table in tables if table.name != "runs").encode(),
-        **{f"{chart.name}.svg": draw(chart, with_png=False).themed_svg.encode() for chart in charts},
-    }
-
-
 def files() -> dict[Path, bytes]:
     """The content of every file that follows from the results."""
-    made = {
-        study: result_files(read_plan(plan), rows_of(study), read_ngrams(HERE / f"{study}.jsonl"))
-        for study, plan in STUDIES.items()
-        # its page has its only table
-        if study != "defaults" and rows_of(study)
-    }
-    parts = marked_parts(made)
+    every = [Study(name) for name in STUDIES]
+    parts = marked_parts(every)
     pages = {page: filled(page.read_text(), parts) for page in PAGES}
-    # a study has more figures than pages need
+    # a study has more figures, and may have more tables, than pages need
     shown = "".join(pages.get(page) or page.read_text() for page in HERE.parent.rglob("*.md"))
     written = {page: text.encode() for page, text in pages.items()}
-    for study, contents in made.items():
-        # a study's tables have no title of their own, and every page of the site has another one
-        tables = f"# All tables of {TITLES[study]}\n\n".encode() + contents.pop("tables.md")
-        written[HERE / ("tables.md" if study == "results" else f"{study}-tables.md")] = tables
-        written |= {HERE / "figures" / name: data for name, data in contents.items() if f"figures/{name}" in shown}
-    written[RATES] = rates_file().encode()
+    charts = {name: chart for study in every for name, chart in study.charts.items()}
     looked = inside.chart(inside.read_rows())
-    if looked is not None:
-        written[HERE / "figures" / "inside.svg"] = draw(looked, with_png=False).themed_svg.encode()
+    charts |= {"inside.svg": looked} if looked else {}
+    for name, chart in charts.items():
+        if f"figures/{name}" in shown:
+            written[HERE / "figures" / name] = draw(chart, with_png=False).themed_svg.encode()
     written[HERE / "figures" / "collapse.svg"] = collapse_tables.figure().themed_svg.encode()
+    for study in every:
+        name = "tables.md" if study.name == "results" else f"{study.name}-tables.md"
+        if study.rows and name in shown:
+            written[HERE / name] = study.tables.encode()
+    written[RATES] = rates_file().encode()
     return written
 
 

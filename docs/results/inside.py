@@ -186,8 +186,8 @@ def chart(rows: Sequence[InsideRow]) -> Chart | None:
         panels.append(Panel(lines, "sublayer", words, log=log))
     seeds = len({row.seed for row in group})
     caption = (
-        f"{layers} layers of width 64 after {group[0].steps:,} updates: means of {seeds} seeds and their range. Rises "
-        f"below {LEAST:g} are shown there"
+        f"{layers} layers of width 64 after {group[0].steps:,} updates: means of {seeds} seeds and their range. "
+        f"Rises below {LEAST:g} are shown there"
     )
     return Chart("inside", caption, panels)
 

@@ -13,25 +13,14 @@ from tempfile import TemporaryDirectory
 from build import HERE, STUDIES, rows_of
 
 from spheret.lab.laboratory import Laboratory, Place
-from spheret.lab.ngrams import NGRAMS, NgramsRecord, ngrams_beside, ngrams_file, read_ngrams
+from spheret.lab.ngrams import read_ngrams
 from spheret.lab.plan import read_plan
-from spheret.lab.rows import Key
-from spheret.runs.run import manifest_sha256
 
 for study, plan in STUDIES.items():
-    begun = {key.group for key in rows_of(study)}
-    known = {each.group: each for each in read_ngrams(HERE / f"{study}.jsonl")}
-    # a plan's rows have its settings, so that what is known of a group stays true
-    if begun <= known.keys():
+    begun, results = {key.group for key in rows_of(study)}, HERE / f"{study}.jsonl"
+    # what is known follows from the rows' settings, and opening the data of a study takes long
+    if begun <= {each.group for each in read_ngrams(results)}:
         continue
     with TemporaryDirectory() as directory:
         laboratory = Laboratory(read_plan(plan), Path(directory), Place(quiet=True))
-        for group in (each for each in laboratory.plan.groups if each.name in begun - known.keys()):
-            label, data = group.contestants[0].label, laboratory.data(group)
-            key = Key(group.name, label, group.rates(label)[0], group.part.tuned_with[0])
-            record = ngrams_beside(group.name, laboratory.name(key)[1], data, manifest_sha256(data))
-            if record is not None:
-                known[group.name] = record
-        order = [group.name for group in laboratory.plan.groups]
-    records = sorted(known.values(), key=lambda each: order.index(each.group))
-    NGRAMS.write(ngrams_file(HERE / f"{study}.jsonl"), NgramsRecord(records))
+        laboratory.write_ngrams(results, [group for group in laboratory.plan.groups if group.name in begun])

@@ -16,7 +16,7 @@ from spheret.lab.stages import (
     distances,
     final_rates,
     is_near,
-    seeds_of,
+    rows_at,
     start_rates,
     stress_rate,
     tuning,
@@ -186,12 +186,6 @@ def _state(plan: Plan, group: Group, contestant: Contestant, search: Tuning, row
     # what found no rate on the rung below never starts on this one
     state = _state(plan, below, contestant, tuning(plan, below, contestant, rows), rows)
     return "hopeless" if state == "hopeless" else "waiting"
-
-
-def rows_at(group: Group, label: str, rate: float, stage: str, rows: Rows) -> dict[int, Row]:
-    """The runs of a stage at a rate that have ended, by seed."""
-    keys = [Key(group.name, label, rate, seed) for seed in seeds_of(stage, group.part.seeds)]
-    return {key.seed: rows[key] for key in keys if key in rows}
 
 
 def _reason(

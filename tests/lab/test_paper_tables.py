@@ -108,6 +108,7 @@ class TestCells:
         here = cell(directory, "paper-loss-openwebtext", "Keel", "S val, here")
         assert here["source"] == "b.val_loss"
 
+    @pytest.mark.slow
     def test_another_reading_has_a_row_of_its_own(self, tmp_path):
         other = "shifted-head"
         for reading in (None, other):

@@ -100,11 +100,6 @@ class TestPairs:
             assert pair.adjusted == pair.p
             assert (pair.low, pair.high) == pytest.approx(tuple(scipys.confidence_interval(LEVEL)), abs=1e-9)
 
-    def test_the_lower_loss_wins(self):
-        table = [[2.50, 2.61, 2.40], [1.51, 1.60, 1.42], [2.51, 2.60, 2.41]]
-        verdicts = {(pair.first, pair.second): pair.verdict for pair in pairs(seed_table(by_seed(table)))}
-        assert verdicts == {("c0", "c1"): "second", ("c0", "c2"): "none", ("c1", "c2"): "first"}
-
     def test_one_contestant_under_several_names_has_no_difference_at_all(self):
         studied = seed_table(by_seed([[2.1, 2.3, 2.2]] * 3))
         assert (studied.deviation, smallest_seen(studied)) == (0.0, 0.0)

@@ -165,14 +165,6 @@ class TestRefused:
         assert Slurm(place.study, AGAIN).run(lambda: [place.job()]) is False
         assert (place.home / "stage-001.submitted").exists()
 
-    @pytest.mark.parametrize("program", ["squeue", "sbatch"])
-    def test_no_slurm_here(self, place, program, monkeypatch):
-        (place.path / "bin" / program).unlink()
-        monkeypatch.setenv("PATH", f"{place.path / 'bin'}{os.pathsep}{place.path / 'none'}")
-        (place.path / "bin" / "cat").symlink_to("/bin/cat")
-        with pytest.raises(FileNotFoundError, match=program):
-            Slurm(place.study, AGAIN).run(lambda: [place.job()])
-
 
 PLAN = """
 title = "A trial"

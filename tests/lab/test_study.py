@@ -186,7 +186,8 @@ def start(plan, out):
     return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_killed_in_the_middle_it_goes_on(number, finished, plan, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(finished, out)

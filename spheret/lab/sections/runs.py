@@ -10,7 +10,7 @@ from spheret.evaluate.results import average, read
 from spheret.evaluate.results import number as paper_number
 from spheret.evaluate.tasks import PAPER_COLUMNS, Column
 from spheret.lab.page.section import Section, Table, TableCell
-from spheret.lab.runs import RATE_SETTINGS, Result, RunGroup, SourcedNumber
+from spheret.lab.runs import RATE_SETTINGS, Result, RunGroup
 from spheret.lab.statistics import mean_and_deviation
 from spheret.paper.assumptions import READINGS
 from spheret.paper.departures import departures, recipe_of
@@ -46,33 +46,29 @@ def format_perplexity(value: float) -> str:
     return f"{value:.2f}" if value < 1000 else f"{value:,.0f}"
 
 
-def number_cell(numbers: Sequence[SourcedNumber | None], format_number: Callable[[float], str]) -> TableCell:
+def number_cell(numbers: Sequence[TableCell | None], format_number: Callable[[float], str]) -> TableCell:
     """A cell from one number per seed: the number itself, or the mean and standard deviation of several."""
-    present = [number for number in numbers if number is not None]
-    if not present or len(present) < len(numbers):
+    values = [number.value for number in numbers if number is not None and number.value is not None]
+    if not values or len(values) < len(numbers):
         return TableCell(NOT_RUN)
-    if len(present) == 1:
-        return TableCell(format_number(present[0].value), present[0].value, present[0].source)
-    mean, deviation = mean_and_deviation([number.value for number in present])
-    sources = ", ".join(number.source for number in present)
+    mean, deviation = mean_and_deviation(values)
+    sources = ", ".join(number.source for number in numbers if number is not None)
+    if len(values) == 1:
+        return TableCell(format_number(mean), mean, sources)
     text = f"{format_number(mean)} \u00b1 {format_number(deviation)}"
     return TableCell(text, mean, f"mean({sources}) \u00b1 sd({sources})")
 
 
-def zero_shot_number(result: Result, column: Column) -> SourcedNumber | None:
-    """One metric of a run's eval.json, accuracies in percent as in the paper; None if it was not measured."""
+def zero_shot_number(result: Result, column: Column) -> TableCell:
+    """One metric of a run's eval.json, accuracies in percent as in the paper, if it was measured."""
     value = paper_number(read(result.run.path), column).value if _is_evaluated(result) else None
-    if value is None:
-        return None
-    return SourcedNumber(value, f"{result.name}/{EVAL} tasks.{column.task}.metrics.{column.metric}")
+    return TableCell("", value, f"{result.name}/{EVAL} tasks.{column.task}.metrics.{column.metric}")
 
 
-def average_accuracy(result: Result) -> SourcedNumber | None:
-    """The mean of the ten accuracies of a run's eval.json in percent; None if one of them was not measured."""
+def average_accuracy(result: Result) -> TableCell:
+    """The mean of the ten accuracies of a run's eval.json in percent, if all of them were measured."""
     mean = average(read(result.run.path)) if _is_evaluated(result) else None
-    if mean is None or mean.value is None:
-        return None
-    return SourcedNumber(mean.value, f"{result.name}/{EVAL} mean of the ten accuracies")
+    return TableCell("", None if mean is None else mean.value, f"{result.name}/{EVAL} mean of the ten accuracies")
 
 
 def evaluation_marks(result: Result) -> list[str]:
@@ -136,7 +132,7 @@ class RunsBesideThePaper:
     def cell(
         self,
         place: tuple[str, str | None, str, str],
-        number: Callable[[Result], SourcedNumber | None],
+        number: Callable[[Result], TableCell | None],
         format_number: Callable[[float], str],
         marks: Callable[[Result], list[str]] = lambda run: [],
     ) -> TableCell:
@@ -275,7 +271,9 @@ def summary_section(group: RunGroup) -> Section:
 
 
 def _shared_settings(group: RunGroup) -> str:
-    model, data, train = group.config.model, group.config.data, group.results[0].run.settings.train
+    # what all runs share stands in the config of the first
+    config, train = group.results[0].run.config, group.results[0].run.settings.train
+    model, data = config.model, config.data
     texts = {
         "layers": f"{model.layers} layers",
         "width": f"width {model.width}",
@@ -285,4 +283,4 @@ def _shared_settings(group: RunGroup) -> str:
         "head": f"{model.head} head",
     }
     shared = [text for key, text in texts.items() if key not in group.differing]
-    return ", ".join([f"corpus {corpus_name(group.config.as_dict())}", f"tokenizer {data.tokenizer.name}", *shared])
+    return ", ".join([f"corpus {corpus_name(config.as_dict())}", f"tokenizer {data.tokenizer.name}", *shared])
