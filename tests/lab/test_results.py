@@ -1,16 +1,19 @@
 """docs/results: every figure, table and marked part of a page is what the results give, byte for byte."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 from scripts import script
 from study_helpers import bowl, noise, row
 
+from spheret.cli import main
 from spheret.lab.answers import group_answers
 from spheret.lab.laboratory import Laboratory, Place
 from spheret.lab.plan import PLANS, read_plan
-from spheret.lab.rows import read_rows
+from spheret.lab.rows import Key, read_rows, write_rows
 from spheret.lab.stages import wanted
+from spheret.runs.run import open_run
 
 RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
 
@@ -150,6 +153,26 @@ class TestLength:
         assert build.lead_chart(answers) is None
 
 
+def test_default_rates_come_from_the_best_study_that_has_three(build, monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "HERE", tmp_path)
+
+    def write(plan, best, **rates):
+        keys = [Key(plan, name.replace("_", "-"), rate, 1) for name, tried in rates.items() for rate in tried]
+        write_rows(tmp_path / f"{plan}.jsonl", [row(key, bowl(best)(key), steps=300) for key in keys])
+
+    three = (2.5e-3, 5e-3, 1e-2)
+    write("depth", 2.5e-3, pre_ln=three, keel=three[:2])
+    # part of a study: a scheme with two rates is not known yet
+    write("defaults", 1e-2, pre_ln=three, keel=three, ngpt=three[:2])
+    assert build.default_rates() == {"pre-ln": (2.5e-3, "depth"), "keel": (1e-2, "defaults")}
+    assert tomllib.loads(build.rates_file())["rates"] == {"pre-ln": 2.5e-3, "keel": 1e-2}
+    (answer,) = group_answers(read_plan(PLANS["defaults"]), read_rows(tmp_path / "defaults.jsonl"))
+    cells = [line.split(" | ") for line in build._default_rates(answer).splitlines()[2:]]
+    found = {name.removeprefix("| "): (losses.count(" at "), rate) for name, losses, rate in cells}
+    assert found["pre-ln"] == (3, "0.0025 (depth) |")
+    assert (found["ngpt"][0], found["residual"][0]) == (2, 0)
+
+
 class TestInside:
     """The claims of what is inside trained models, from rows that nobody measured."""
 
@@ -175,6 +198,20 @@ class TestInside:
         assert list(found.values()) == [expected] * 3
         chart = build.inside.chart(rows)
         assert chart is None if seeds == 1 else [line.x for line in chart.panels[0].lines] == [(1, 2, 3, 4)] * 2
+
+    def test_a_run_is_seen(self, build, prepared, tmp_path):
+        tiny = (
+            "--scheme pre-ln --layers 2 --heads 2 --width 16 --block 16 --batch-size 2 --steps 2 --threads 1 --quiet"
+        )
+        words = [*tiny.split(), "--data", str(prepared), "--set", "evaluation.eval_windows=4"]
+        for name, more in {"a": "--seed 101", "b": "--seed 1", "c": "--seed 101 --head tied"}.items():
+            assert main(["train", *words, *more.split(), "--out", str(tmp_path / name)]) == 0
+        runs = [open_run(tmp_path / name) for name in "abc"]
+        assert [build.inside.is_asked(run) for run in runs] == [True, False, False]
+        seen, measures = build.inside.look(runs[0]), build.inside.MEASURES
+        assert (seen.scheme, seen.layers, seen.steps, seen.seed) == ("pre-ln", 2, 2, 101)
+        assert {name: len(values) for name, values in seen.sublayers.items()} == dict.fromkeys(measures, 4)
+        assert [value is None for value in seen.sublayers["sink"]] == [False, True] * 2
 
 
 def test_a_marked_part_that_nobody_writes_is_an_error(build):

@@ -92,8 +92,9 @@ class Candidate:
     departures: list[str]
 
     @property
-    def names(self) -> str:
-        return ", ".join(run.name for run in self.runs)
+    def order(self) -> tuple[int, str, float]:
+        """By name and rate among those that depart alike: by the order of the group the best loss would be picked."""
+        return len(self.departures), self.runs[0].label, self.runs[0].rate
 
 
 class RunsBesideThePaper:
@@ -103,31 +104,25 @@ class RunsBesideThePaper:
     """
 
     def __init__(self, groups: Sequence[RunGroup]) -> None:
-        self.candidates: dict[PaperRun, list[Candidate]] = {}
+        self.shown: dict[PaperRun, Candidate] = {}
         for group in groups:
             for runs in (runs for rates in group.by_rate.values() for runs in rates.values()):
                 recipe = recipe_of(runs[0].run.config.as_dict())
                 if recipe is not None and all(run.number("val_loss") for run in runs):
                     found = [text for run in runs for text in departures(run.run.config.as_dict(), recipe)]
                     candidate = Candidate(runs, list(dict.fromkeys(found)))
-                    self.candidates.setdefault(recipe, []).append(candidate)
-        for candidates in self.candidates.values():
-            # by name and rate among equals: by the order of the group the best loss would be picked
-            candidates.sort(key=lambda each: (len(each.departures), each.runs[0].label, each.runs[0].rate))
+                    before = self.shown.setdefault(recipe, candidate)
+                    self.shown[recipe] = min(before, candidate, key=lambda each: each.order)
 
     def rows(self, corpus: str, sizes: Sequence[str] = SIZES) -> list[tuple[str, str | None]]:
         """The rows of a table: the paper's, and below each the other readings that were run."""
-        read = {(run.scheme, run.reading) for run in self.candidates if run.dataset == corpus and run.size in sizes}
+        read = {(run.scheme, run.reading) for run in self.shown if run.dataset == corpus and run.size in sizes}
         return [
             (row, reading)
             for row, scheme in ROWS.items()
             for reading in (None, *READINGS)
             if reading is None or (scheme, reading) in read
         ]
-
-    def _shown(self, row: str, reading: str | None, corpus: str, size: str) -> Candidate | None:
-        candidates = self.candidates.get(PaperRun(corpus, size, ROWS[row], reading=reading))
-        return candidates[0] if candidates else None
 
     def cell(
         self,
@@ -137,7 +132,8 @@ class RunsBesideThePaper:
         marks: Callable[[Result], list[str]] = lambda run: [],
     ) -> TableCell:
         """The number of the runs at (row, reading, corpus, size), followed by what sets it apart from the paper's."""
-        shown = self._shown(*place)
+        row, reading, corpus, size = place
+        shown = self.shown.get(PaperRun(corpus, size, ROWS[row], reading=reading))
         if shown is None:
             return TableCell(NOT_RUN)
         cell = number_cell([number(run) for run in shown.runs], format_number)
@@ -150,11 +146,9 @@ class RunsBesideThePaper:
     def notes(self, corpora: Sequence[str], sizes: Sequence[str]) -> list[str]:
         """What a reader of a table must know about the runs in it."""
         rows, notes = {scheme: row for row, scheme in ROWS.items()}, []
-        for recipe, (shown, *_) in self.candidates.items():
-            if recipe.dataset not in corpora or recipe.size not in sizes:
-                continue
+        for recipe, shown in self.shown.items():
             place = f"{_row_name(rows[recipe.scheme], recipe.reading)}, {CORPORA[recipe.dataset]} {recipe.size}"
-            if shown.departures:
+            if shown.departures and recipe.dataset in corpora and recipe.size in sizes:
                 notes.append(
                     f"{DEPARTS} The run of {place}, has settings that differ from the paper's: "
                     f"{'; '.join(shown.departures)}."
@@ -229,19 +223,17 @@ def paper_section(groups: Sequence[RunGroup]) -> Section:
         f"scheme, size and corpus. S, M and L are the model sizes of the paper. A number with {DEPARTS} is from a "
         f"run that departs from the paper's recipe. The notes below its table name every setting that differs."
     ]
-    readings = [name for name in READINGS if any(run.reading == name for run in here.candidates)]
+    readings = [name for name in READINGS if any(run.reading == name for run in here.shown)]
     paragraphs += [
         f"Rows that end in {name} follow another reading of the paper. {READINGS[name].question} "
         f"{READINGS[name].other} The other rows: {READINGS[name].answer}"
         for name in readings
     ]
-    if not here.candidates:
+    if not here.shown:
         paragraphs.append(
             f'No run of this report has a scheme, size and corpus of the paper, so every cell "here" is "{NOT_RUN}".'
         )
-    return Section(
-        "paper", "Comparison with the paper", [*paragraphs, *FOOTNOTES], tables, folded=not here.candidates
-    )
+    return Section("paper", "Comparison with the paper", [*paragraphs, *FOOTNOTES], tables, folded=not here.shown)
 
 
 def summary_section(group: RunGroup) -> Section:
