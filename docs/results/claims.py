@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from inside import InsideRow, Measured, deep_removal, deep_share, massive, mean_sink, paired
+from inside import PRE, PROJ, InsideRow, Measured, deep_removal, deep_share, massive, mean_sink, paired
 from scipy import stats
 
 from spheret.lab.answers import GroupAnswer
@@ -16,7 +16,7 @@ from spheret.lab.rows import sound
 # the answers of a study by the name of the group
 Studies = Mapping[str, Mapping[str, GroupAnswer]]
 
-PROJ, PRE, POST, NORMED = "proj-spheretnorm", "pre-ln", "post-ln", "normed-spheretnorm"
+POST, NORMED = "post-ln", "normed-spheretnorm"
 TIED = ", head=tied, head_bias=none"
 CONSTANT, HARMONIC = "proj-spheretnorm (schedule=constant)", "proj-spheretnorm (schedule=harmonic)"
 THREE = ("p-spheretnorm", PROJ, "cay-spheretnorm")

@@ -33,7 +33,7 @@ from spheret.support.files import write_atomically
 from spheret.support.line_styles import scheme_styles
 
 ROWS = Path(__file__).parent / "inside.jsonl"
-PROJECTION, PRE_LN = "proj-spheretnorm", "pre-ln"
+PROJ, PRE = "proj-spheretnorm", "pre-ln"
 # of the validation split, as many tokens as four updates
 WINDOWS = 32
 # the least value on a logarithmic axis: some sublayers are worth nothing
@@ -80,7 +80,7 @@ def read_rows() -> list[InsideRow]:
 def is_asked(run: Run) -> bool:
     """Whether a run is one that the rows are made of, and is done."""
     config, train = run.config.model, run.config.train
-    if train is None or config.scheme not in (PROJECTION, PRE_LN) or config.scheme_options:
+    if train is None or config.scheme not in (PROJ, PRE) or config.scheme_options:
         return False
     lines = run.metrics() if config.head == "shifted" and train.seed >= SEEDS[FINAL] else []
     return bool(lines) and lines[-1].step == run.steps
@@ -127,7 +127,7 @@ def longest(rows: Sequence[InsideRow]) -> dict[int, list[InsideRow]]:
 
 def _by_seed(rows: Sequence[InsideRow], measured: Measured) -> list[float]:
     """The projection minus Pre-LN, for every seed that both have."""
-    one, other = ({r.seed: measured(r) for r in rows if r.scheme == name} for name in (PROJECTION, PRE_LN))
+    one, other = ({r.seed: measured(r) for r in rows if r.scheme == name} for name in (PROJ, PRE))
     return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
 
 
@@ -138,7 +138,7 @@ def paired(rows: Sequence[InsideRow], measured: Measured) -> list[PairedComparis
         values = _by_seed(group, measured)
         where, interval = f"{layers} layers, {group[0].steps:,} updates", over_seeds(values)
         count = len(values)
-        found.append(PairedComparison(PROJECTION, PRE_LN, where, interval, interval.p, None, count, count, "", False))
+        found.append(PairedComparison(PROJ, PRE, where, interval, interval.p, None, count, count, "", False))
     return found
 
 
@@ -174,7 +174,7 @@ def chart(rows: Sequence[InsideRow]) -> Chart | None:
     if not groups:
         return None
     layers, group = max(groups.items())
-    styles = scheme_styles({PROJECTION: PROJECTION, PRE_LN: PRE_LN}, SCHEMES)
+    styles = scheme_styles({PROJ: PROJ, PRE: PRE}, SCHEMES)
     panels = []
     for measure, (words, log) in MEASURES.items():
         lines = []

@@ -229,9 +229,10 @@ class Laboratory:
         return len(same)
 
     def check_same_plan(self) -> None:
-        """Raise if runs of this directory have other settings in its plan.toml than in this plan."""
+        """Raise if runs or rows of this directory have other settings in its plan.toml than in this plan."""
         path = self.directory / PLAN
-        if not path.is_file():
+        begun = any((self.directory / RUNS).glob("*")) or (self.directory / RESULTS).is_file()
+        if not path.is_file() or not begun:
             return
         before = Laboratory(read_plan(path), self.directory, self.place)
         for (name, label), contestant in before._contestants.items():
