@@ -112,7 +112,9 @@ INSIDE_CLAIMS: dict[str, dict[str, tuple[Measured, bool]]] = {
         "the share of the deeper half in all such rises": (deep_share, True),
     },
     "There are fewer attention sinks.": {"mean attention to the first token": (mean_sink, False)},
-    "There are fewer massive activations.": {"log10 of the largest activation over the median": (massive, False)},
+    "There are fewer massive activations.": {
+        "log10(largest / median activation) in the deeper half": (massive, False)
+    },
 }
 
 

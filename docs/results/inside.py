@@ -163,8 +163,11 @@ def mean_sink(row: InsideRow) -> float:
 
 
 def massive(row: InsideRow) -> float:
-    """The base-10 logarithm of the largest activation over the median one, on average over the sublayers."""
-    values = _known(row, "massive")
+    """The base-10 logarithm of the largest activation over the median one, on average over the deeper half.
+
+    In the first sublayers the stream of Pre-LN is as short as the embeddings, which is a different matter.
+    """
+    values = _known(row, "massive")[row.layers :]
     return math.fsum(map(math.log10, values)) / len(values)
 
 
