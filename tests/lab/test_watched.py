@@ -127,11 +127,10 @@ class TestFigures:
     @pytest.mark.parametrize(
         ("own", "seen"),
         [
-            (header(), observations(events={1: [event(50)]})),
             (header(1), observations(1, steps=1)),
             (header(3), [Observation(0, [1.0])]),
             (header(3), [Observation(5, [None], grad_norm=0.0)]),
-            (header(2), [Observation(5, [-1.0, -1.0], grad_norm=1e-200), *observations(2)[1:]]),
+            (header(2), [Observation(5, [-1.0, -1.0], grad_norm=1e-200), *observations(2, steps=3)[1:]]),
         ],
     )
     def test_charts_are_drawn_and_named_by_the_sections(self, own, seen):
