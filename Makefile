@@ -63,6 +63,7 @@ slurm: env
 
 # the figures and tables of docs/results, from its results.jsonl, and the picture of docs/mathematics.md
 results: env
+	$(BIN)/python docs/results/ngrams.py
 	$(BIN)/python docs/results/build.py
 	$(BIN)/python docs/figures/build.py
 

@@ -10,30 +10,44 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 
 import collapse
 import collapse_tables
-from claims import Studies, claims_table, number, where
+import inside
+from claims import NORMED, POST, PRE, PROJ, Studies, claims_table, number, where
 
-from spheret.lab.answers import GroupAnswer, group_answers
-from spheret.lab.endpoints import EndpointAnswer, PairedComparison, comparison, endpoint_answers, ladder_of
+from spheret.connections import SCHEMES
+from spheret.lab.answers import GroupAnswer
+from spheret.lab.endpoints import (
+    ALPHA,
+    EndpointAnswer,
+    PairedComparison,
+    comparison,
+    differences,
+    ladder_of,
+)
 from spheret.lab.entries import Entry
-from spheret.lab.ngrams import NgramRecord, read_ngrams
+from spheret.lab.ngrams import read_ngrams
 from spheret.lab.page.section import to_markdown
-from spheret.lab.plan import OURS, PLANS, Plan, read_plan
+from spheret.lab.plan import OURS, PLANS, read_plan
 from spheret.lab.report import sections_of, study_findings
 from spheret.lab.rows import Key, Row, read_rows, sound
+from spheret.lab.statistics import over_seeds
 from spheret.lab.words import SHORT, answer_sentence, limits, listed, p_words
 from spheret.paper.numbers import CORPORA, LOSSES, ROWS, SIZES
-from spheret.support.charts import draw
+from spheret.support.charts import Chart, Line, Panel, draw
+from spheret.support.figure_style import DASHES, MUTED
+from spheret.support.line_styles import scheme_styles
 
 HERE = Path(__file__).parent
 # the plan of every study, by the name of its results
 STUDIES = {
     "results": OURS,
-    **{name: PLANS[name] for name in ("depth", "modern", "streams", "length", "length-deep", "family")},
+    **{name: PLANS[name] for name in ("depth", "modern", "streams", "length", "length-deep", "family", "defaults")},
 }
 # what the page of all its tables calls a study
 TITLES = {
@@ -44,27 +58,32 @@ TITLES = {
     "length": "the lead by length",
     "length-deep": "the lead by length at 36 layers",
     "family": "the family",
+    "defaults": "the default rates",
 }
 PAGES = (
     HERE / "README.md",
     HERE / "tied.md",
     HERE / "length.md",
+    HERE / "defaults.md",
     HERE / "depth.md",
     HERE / "modern.md",
     HERE / "streams.md",
     HERE / "collapse.md",
     HERE.parent / "collapse.md",
     HERE.parent / "which-connection.md",
+    HERE.parent / "findings.md",
     HERE.parents[1] / "README.md",
 )
 MARKED = re.compile(r"(?P<begin><!-- (?P<kind>\w+) (?P<name>[\w.-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
+INSIDE = "Six measures of every sublayer, for Pre-LN and the projection"
 # what a figure shows, by the end of its name
 SHOWN = {
     "answer": "loss of each contestant at its own best learning rate",
     "bowls": "loss by learning rate, one panel per contestant",
     "ladder": "difference to the reference by size",
+    "lead": "loss by tokens beside n-gram models, and the difference to Pre-LN",
 }
 
 
@@ -100,41 +119,88 @@ def rates_file() -> str:
     return head + "[rates]\n" + "\n".join(lines) + "\n"
 
 
-def marked_parts(drawn: Mapping[str, Mapping[str, bytes]]) -> dict[tuple[str, str], str]:
-    """The text of every part that a page may ask for, by its kind and name. drawn: the figures of each study."""
-    parts: dict[tuple[str, str], str] = {}
-    studies: dict[str, dict[str, GroupAnswer]] = {}
-    for study, path in STUDIES.items():
-        rows, plan = rows_of(study), read_plan(path)
-        ngrams = read_ngrams(HERE / f"{study}.jsonl")
-        answers = group_answers(plan, rows, ngrams)
-        studies[study] = {answer.group.name: answer for answer in answers}
-        # the first study's names are plain
-        prefix = "" if study == "results" else f"{study}."
-        parts |= {
-            (kind, prefix + name): text for (kind, name), text in _of_a_study(plan, answers, rows, ngrams).items()
+class Study:
+    """The rows of a plan, by the name of their file, with all that follows from them."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.rows = name, rows_of(name)
+        self.found = study_findings(read_plan(STUDIES[name]), self.rows, read_ngrams(HERE / f"{name}.jsonl"))
+        self.sections = sections_of(self.found)
+
+    @cached_property
+    def answers(self) -> dict[str, GroupAnswer]:
+        return {answer.group.name: answer for answer in self.found.answers}
+
+    @cached_property
+    def charts(self) -> dict[str, Chart]:
+        """Every chart by its file. A study that has not begun, and the one of one seed, have none."""
+        if not self.rows or self.name == "defaults":
+            return {}
+        charts = [each for section in self.sections for each in section.charts if not each.name.endswith("-curves")]
+        lead = lead_chart(self.found.answers) if self.name == "length" else None
+        return {f"{chart.name}.svg": chart for chart in [*charts, *([lead] if lead else [])]}
+
+    @property
+    def tables(self) -> str:
+        """All tables but the one of every run, which the rows have."""
+        tables = [table for section in self.sections for table in section.tables if table.name != "runs"]
+        # they have no title of their own, and every page of the site has a different one
+        return f"# All tables of {TITLES[self.name]}\n\n" + to_markdown(tables)
+
+    @property
+    def parts(self) -> dict[tuple[str, str], str]:
+        """What a page may ask for, by its kind and name. The first study's names are plain."""
+        own, answers = self._own(), self.found.answers
+        names = [*self.answers, *{answer.group.part.name for answer in answers}]
+        for name, (end, words) in product(names, SHOWN.items()):
+            file = f"{name}-{end}.svg"
+            text = f"![{words}](figures/{file})\n" if file in self.charts else "(no figure yet)\n"
+            own["figure", f"{name}-{end}"] = text
+        prefix = "" if self.name == "results" else f"{self.name}."
+        return {
+            ("receipt", self.name): _receipt(self.rows),
+            **{(kind, prefix + name): text for (kind, name), text in own.items()},
         }
-        parts |= {("figure", prefix + name): text for name, text in _figures(answers, drawn.get(study, {})).items()}
-        parts["receipt", study] = _receipt(rows)
-        if study == "results":
-            parts["summary", "warm-up"] = _warm_ups({answer.group.name: answer for answer in answers})
-            parts["summary", "paper"] = _beside_the_paper(
-                next(answer for answer in answers if answer.group.name == "nine")
-            )
-        if study == "modern":
-            parts["summary", "modern"] = _optimisers({answer.group.name: answer for answer in answers})
-            parts["summary", "shifted"] = _heads({answer.group.name: answer for answer in answers})
-        if study == "streams":
-            parts["summary", "streams"] = _by_size(answers)
-        if study == "length":
-            parts["summary", "length"] = _by_size(answers)
-        if study == "depth":
-            deep = [answer for answer in answers if answer.group.part.name == "depth"]
-            parts["summary", "depth"] = _by_size(deep)
-    parts["summary", "claims"] = claims_table(studies, collapse_tables.same_cells(collapse.read_rows()))
-    parts["summary", "head"] = _worth_of_the_head(studies)
-    parts["summary", "finding"] = _finding(studies)
-    parts["summary", "connections"] = _connections(studies)
+
+    def _own(self) -> dict[tuple[str, str], str]:
+        sentences = [endpoint_sentence(answer) for answer in self.found.endpoints]
+        parts = {("endpoints", "all"): _bullets(sentences)}
+        for name, answer in self.answers.items():
+            parts["sentence", name] = f"{answer_sentence(answer)}\n"
+            parts["limits", name] = _bullets(limits(answer))
+        for section in self.sections:
+            if section.name == "not-run":
+                parts["sentence", "not-run"] = f"{section.paragraphs[0]}\n"
+            for table in section.tables:
+                # the heading is the page's own
+                parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]
+        return parts
+
+
+def marked_parts(every: Sequence[Study]) -> dict[tuple[str, str], str]:
+    """The text of every part that a page may ask for, by its kind and name."""
+    studies, looked = {study.name: study.answers for study in every}, inside.read_rows()
+    depth = [answer for answer in studies["depth"].values() if answer.group.part.name == "depth"]
+    lead = f"{_by_length(studies) or 'Not run yet.'} [Length](results/length.md)."
+    summaries = {
+        "warm-up": _warm_ups(studies["results"]),
+        "paper": _beside_the_paper(studies["results"]["nine"]),
+        "modern": _optimisers(studies["modern"]),
+        "shifted": _heads(studies["modern"]),
+        "streams": _by_size(list(studies["streams"].values())),
+        "length": _by_size(list(studies["length"].values())),
+        "depth": _by_size(depth),
+        "defaults": _default_rates(studies["defaults"]["defaults"]),
+        "claims": claims_table(studies, collapse_tables.same_cells(collapse.read_rows()), looked),
+        "inside": f"![{INSIDE}](figures/inside.svg)\n" if inside.chart(looked) else "(no figure yet)\n",
+        "head": _worth_of_the_head(studies),
+        "finding": _finding(studies),
+        "lead": f"- **How long the lead of the projection lasts.** {lead}\n",
+        "connections": _connections(studies),
+    }
+    parts = {("summary", name): text for name, text in summaries.items()}
+    for study in every:
+        parts |= study.parts
     return parts | collapse_tables.parts()
 
 
@@ -142,36 +208,6 @@ def rows_of(study: str) -> dict[Key, Row]:
     """The rows of a study; none if it has not begun."""
     path = HERE / f"{study}.jsonl"
     return read_rows(path) if path.exists() else {}
-
-
-def _figures(answers: Sequence[GroupAnswer], drawn: Mapping[str, bytes]) -> dict[str, str]:
-    """A line that shows a figure, by its name; or says that there is none yet."""
-    names = [*(answer.group.name for answer in answers), *{answer.group.part.name for answer in answers}]
-    return {
-        f"{name}-{end}": f"![{words}](figures/{name}-{end}.svg)\n"
-        if f"{name}-{end}.svg" in drawn
-        else "(no figure yet)\n"
-        for name in names
-        for end, words in SHOWN.items()
-    }
-
-
-def _of_a_study(
-    plan: Plan, answers: Sequence[GroupAnswer], rows: Mapping[Key, Row], ngrams: Sequence[NgramRecord]
-) -> dict[tuple[str, str], str]:
-    parts = {}
-    endpoints = endpoint_answers(plan.endpoints, answers)
-    parts["endpoints", "all"] = _bullets([endpoint_sentence(answer) for answer in endpoints])
-    for answer in answers:
-        parts["sentence", answer.group.name] = f"{answer_sentence(answer)}\n"
-        parts["limits", answer.group.name] = _bullets(limits(answer))
-    for section in sections_of(study_findings(plan, rows, ngrams)):
-        if section.name == "not-run":
-            parts["sentence", "not-run"] = f"{section.paragraphs[0]}\n"
-        for table in section.tables:
-            # the heading is the page's own
-            parts["table", table.name] = to_markdown([table]).split("\n\n", 1)[1]
-    return parts
 
 
 def endpoint_sentence(answer: EndpointAnswer) -> str:
@@ -270,13 +306,13 @@ def _warm_ups(answers: Mapping[str, GroupAnswer]) -> str:
 
 
 def _finding(studies: Studies) -> str:
-    """What README says first: the lead, its size, and how long it was looked at."""
+    """What README says first: the lead, its size, how long it was looked at, and what became of it later."""
     rungs = list(
         ladder_of(
             [answer for answer in studies["depth"].values() if answer.group.part.name == "depth"]
         ).rungs.values()
     )
-    gaps = [comparison(answer, "proj-spheretnorm", "pre-ln", where(answer)) for answer in rungs]
+    gaps = [comparison(answer, PROJ, PRE, where(answer)) for answer in rungs]
     assert all(gap.verdict == "lower" and gap.interval is not None for gap in gaps)
     leads = listed([f"{-gap.interval.estimate:.2f}" for gap in gaps if gap.interval is not None])
     layers = listed([str(answer.group.value("layers")) for answer in rungs])
@@ -286,13 +322,86 @@ def _finding(studies: Studies) -> str:
         f"projection is {leads} nats\nbelow Pre-LN's at {layers} layers ({seeds} seeds). All of these models are "
         "still between a bigram and a trigram"
     )
-    later = [studies["length"][group] for group in ("length-steps1200-warmup60", "length-steps4800-warmup240")]
-    every = [comparison(answer, "proj-spheretnorm", "pre-ln", where(answer)) for answer in later]
-    numbers = "; ".join(number(each) for each in every if each.seeds == each.planned)
     page = "([length](docs/results/length.md))"
-    if numbers:
-        return f"{words}.\nLater: {numbers} {page}.\n"
-    return f"{words}:\nhow much of the lead stays when they train on is not known yet {page}.\n"
+    if not _by_length(studies):
+        return f"{words}:\nhow much of the lead stays when they train on is not known yet {page}.\n"
+    picture = f"![{LEAD}](docs/results/figures/length-lead.svg)"
+    return f"{words}.\n{_by_length(studies)} {page}\n\n{picture}\n"
+
+
+def _by_length(studies: Studies) -> str:
+    """The lead after each length of training, and what becomes of it; empty before two lengths are done."""
+    at_12 = _complete(studies["length"].values())
+    every = [*at_12, *_complete(studies["length-deep"].values())]
+    numbers = "; ".join(number(comparison(answer, PROJ, PRE, where(answer))) for answer in every)
+    return f"By length of training: {numbers}.\n{_change(at_12)}" if len(at_12) > 1 else ""
+
+
+LEAD = "Validation loss by tokens beside n-gram models, and the difference to Pre-LN with its 95% interval"
+
+
+def _complete(answers: Iterable[GroupAnswer]) -> list[GroupAnswer]:
+    """The rungs that have all seeds of Pre-LN and the projection, from the shortest training on."""
+    found = [answer for answer in answers if comparison(answer, PROJ, PRE, "").verdict != "not run"]
+    return sorted(found, key=lambda answer: int(answer.group.value("steps")))
+
+
+def _change(rungs: Sequence[GroupAnswer]) -> str:
+    """Whether the lead is another one after the longest training, and whether there is one, in a sentence each."""
+    first, last = (differences(answer, PROJ, PRE) for answer in (rungs[0], rungs[-1]))
+    change = over_seeds([last[seed] - first[seed] for seed in sorted(first.keys() & last.keys())])
+    number = f"by {abs(change.estimate):.3f} ({change.low:+.3f} to {change.high:+.3f})"
+    word = "shrinks" if change.estimate > 0 else "grows"
+    words = f"From the first of these lengths to the last the lead {word} {number}"
+    if change.p >= ALPHA:
+        words += ", which is not significant"
+    verdict = comparison(rungs[-1], PROJ, PRE, "").verdict
+    left = {"lower": "a lead is left", "higher": "Pre-LN is ahead"}.get(verdict, "no significant lead is left")
+    return f"{words}; at the end {left}."
+
+
+def lead_chart(answers: Sequence[GroupAnswer]) -> Chart | None:
+    """Losses by tokens beside n-gram models, and the differences to Pre-LN; None before two rungs are done."""
+    rungs = _complete(answers)
+    if len(rungs) < 2:
+        return None
+    schemes = {label: label for label in (PRE, PROJ, NORMED, POST)}
+    styles, losses, gaps = scheme_styles(schemes, SCHEMES), list[Line](), list[Line]()
+    tokens = {answer.group.name: float(answer.rows[0].tokens) for answer in rungs}
+    for label, style in styles.items():
+        entries = {tokens[answer.group.name]: answer.by_label[label] for answer in rungs}
+        done = {x: entry for x, entry in entries.items() if len(entry.finals) == entry.planned and not entry.failed}
+        seeds = [sorted(row.loss for row in entry.finals.values()) for entry in done.values()]
+        low, high = [each[0] for each in seeds], [each[-1] for each in seeds]
+        losses += [Line(label, list(done), [entry.mean for entry in done.values()], style, low, high, mark="o")]
+        pairs = [(tokens[answer.group.name], comparison(answer, label, PRE, "")) for answer in rungs]
+        known = [(x, pair.interval) for x, pair in pairs if pair.interval and not pair.trouble and label != PRE]
+        if known:
+            places, found = zip(*known, strict=True)
+            ends = [each.low for each in found], [each.high for each in found]
+            gaps += [Line(label, places, [each.estimate for each in found], style, *ends, mark="o")]
+    for dash, name in enumerate(("bigram", "trigram", "4-gram"), start=1):
+        points = [(tokens[answer.group.name], answer.ngrams[name]) for answer in rungs if name in answer.ngrams]
+        places, values = [x for x, _ in points], [y for _, y in points]
+        losses += [Line(name, places, values, (MUTED, DASHES[dash]))] if points else []
+    ticks = {x: f"{x / 1e6:.1f}M" for x in tokens.values()}
+    panels = [
+        Panel(losses, "tokens", "validation loss (nats)", log_x=True, ticks=ticks),
+        Panel(gaps, "tokens", "loss minus Pre-LN's", log_x=True, ticks=ticks, level=(0.0, "")),
+    ]
+    return Chart("length-lead", f"12 layers of width 64: {LEAD}", panels)
+
+
+def _default_rates(answer: GroupAnswer) -> str:
+    """The losses of one seed at every rate, and the rate that a run takes by default, as a table."""
+    lines = ["| connection | loss at each rate, one seed | default rate |", "|---|---|---:|"]
+    found = default_rates()
+    for label in (contestant.label for contestant in answer.group.contestants):
+        tries = sorted(answer.by_label[label].tries, key=lambda row: row.rate)
+        cells = [f"{f'{row.loss:.3f}' if sound(row) else row.state} at {row.rate:g}" for row in tries]
+        rate = f"{found[label][0]:g} ({found[label][1]})" if label in found else "0.001 (no study)"
+        lines.append(f"| {label} | {', '.join(cells) or 'not run'} | {rate} |")
+    return "\n".join(lines) + "\n"
 
 
 def _connections(studies: Studies) -> str:
@@ -323,22 +432,14 @@ def _worth_of_the_head(studies: Studies) -> str:
     lead = entries["proj-spheretnorm"].mean - entries["pre-ln"].mean
     return (
         f"The shifted head is worth {projection:+.3f} to the projection (against the tied head with the warm-up of "
-        f"90 updates that it needs) and {other:+.3f} to Pre-LN, by the same {seeds} seeds: {projection / lead:.0%} "
-        f"of the lead of {-lead:.3f} at 12 layers come from the head.\n"
+        f"90 updates that it needs) and {other:+.3f} to Pre-LN, by the same {seeds} seeds on two kinds of processor: "
+        f"{projection / lead:.0%} of the lead of {-lead:.3f} at 12 layers come from the head.\n"
     )
 
 
 def _so_far(entry: Entry) -> str:
-    """Why a contestant has no mean, with the lowest loss of its search if that is all there is."""
-    losses = {rate: loss for rate, loss in entry.search.losses.items() if math.isfinite(loss)}
-    if not entry.tries:
-        return "not run"
-    if entry.finals or not losses:
-        return SHORT.get(entry.state, entry.reason)
-    best = min(losses, key=lambda rate: losses[rate])
-    seeds = sorted({str(row.seed) for row in entry.tries if row.rate == best})
-    words = f"seed {seeds[0]} alone" if len(seeds) == 1 else f"tuning seeds {listed(seeds)} alone"
-    return f"{SHORT.get(entry.state, entry.reason)}: {losses[best]:.3f} at {best:g} with {words}"
+    """Why a contestant has no mean. The losses of its search do not stand beside those of fresh seeds."""
+    return SHORT.get(entry.state, entry.reason) if entry.tries else "not run"
 
 
 def _heads(answers: Mapping[str, GroupAnswer]) -> str:
@@ -412,36 +513,26 @@ def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
     return MARKED.sub(part, text)
 
 
-def result_files(plan: Plan, rows: Mapping[Key, Row], ngrams: Sequence[NgramRecord]) -> dict[str, bytes]:
-    """The figures and the tables of a study, by file name. Its results.jsonl has every run."""
-    sections = sections_of(study_findings(plan, rows, ngrams))
-    tables = [table for section in sections for table in section.tables]
-    charts = [each for section in sections for each in section.charts if not each.name.endswith("-curves")]
-    return {
-        "tables.md": to_markdown(table for table in tables if table.name != "runs").encode(),
-        **{f"{chart.name}.svg": draw(chart).themed_svg.encode() for chart in charts},
-    }
-
-
 def files() -> dict[Path, bytes]:
     """The content of every file that follows from the results."""
-    made = {
-        study: result_files(read_plan(plan), rows_of(study), read_ngrams(HERE / f"{study}.jsonl"))
-        for study, plan in STUDIES.items()
-        if rows_of(study)
-    }
-    parts = marked_parts(made)
+    every = [Study(name) for name in STUDIES]
+    parts = marked_parts(every)
     pages = {page: filled(page.read_text(), parts) for page in PAGES}
-    # a study has more figures than pages need
+    # a study has more figures, and may have more tables, than pages need
     shown = "".join(pages.get(page) or page.read_text() for page in HERE.parent.rglob("*.md"))
     written = {page: text.encode() for page, text in pages.items()}
-    for study, contents in made.items():
-        # a study's tables have no title of their own, and every page of the site has another one
-        tables = f"# All tables of {TITLES[study]}\n\n".encode() + contents.pop("tables.md")
-        written[HERE / ("tables.md" if study == "results" else f"{study}-tables.md")] = tables
-        written |= {HERE / "figures" / name: data for name, data in contents.items() if f"figures/{name}" in shown}
-    written[RATES] = rates_file().encode()
+    charts = {name: chart for study in every for name, chart in study.charts.items()}
+    looked = inside.chart(inside.read_rows())
+    charts |= {"inside.svg": looked} if looked else {}
+    for name, chart in charts.items():
+        if f"figures/{name}" in shown:
+            written[HERE / "figures" / name] = draw(chart, with_png=False).themed_svg.encode()
     written[HERE / "figures" / "collapse.svg"] = collapse_tables.figure().themed_svg.encode()
+    for study in every:
+        name = "tables.md" if study.name == "results" else f"{study.name}-tables.md"
+        if study.rows and name in shown:
+            written[HERE / name] = study.tables.encode()
+    written[RATES] = rates_file().encode()
     return written
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from inside import PRE, PROJ, InsideRow, Measured, deep_removal, deep_share, massive, mean_sink, paired
 from scipy import stats
 
 from spheret.lab.answers import GroupAnswer
@@ -15,7 +16,7 @@ from spheret.lab.rows import sound
 # the answers of a study by the name of the group
 Studies = Mapping[str, Mapping[str, GroupAnswer]]
 
-PROJ, PRE, POST, NORMED = "proj-spheretnorm", "pre-ln", "post-ln", "normed-spheretnorm"
+POST, NORMED = "post-ln", "normed-spheretnorm"
 TIED = ", head=tied, head_bias=none"
 CONSTANT, HARMONIC = "proj-spheretnorm (schedule=constant)", "proj-spheretnorm (schedule=harmonic)"
 THREE = ("p-spheretnorm", PROJ, "cay-spheretnorm")
@@ -102,6 +103,19 @@ CLAIMS = (
         "its authors", ("mhc", PRE), ((("streams", "streams"), ("streams", "streams-layers36")),),
     ),
 )  # fmt: skip
+
+# what the paper says of trained models: each measure, and whether it is said to be higher in the projection
+INSIDE_CLAIMS: dict[str, dict[str, tuple[Measured, bool]]] = {
+    "SpheretNorm has fewer spikes in training.": {"spikes in a run": (lambda row: row.spikes, False)},
+    "Deep layers are used more.": {
+        "loss rise without a sublayer of the deeper half": (deep_removal, True),
+        "the share of the deeper half in all such rises": (deep_share, True),
+    },
+    "There are fewer attention sinks.": {"mean attention to the first token": (mean_sink, False)},
+    "There are fewer massive activations.": {
+        "log10(largest / median activation) in the deeper half": (massive, False)
+    },
+}
 
 
 def judged(claim: Claim, studies: Studies) -> tuple[str, str]:
@@ -193,20 +207,32 @@ def _failures(studies: Studies, labels: Sequence[str], groups: Iterable[tuple[st
     return [(sum(not sound(row) for row in found), len(found)) for found in kept.values()]
 
 
-def _post(studies: Studies) -> tuple[str, str]:
-    """Whether Post-LN fails more often than Pre-LN, at the rates and seeds that both have."""
-    (post, runs), (pre, others) = _failures(studies, (POST, PRE), DEPTHS)
-    counts = f"post-ln {post} of {runs}, pre-ln {pre} of {others}"
+def _less_stable(studies: Studies, label: str, other: str) -> tuple[str, str]:
+    """Whether a contestant fails more often than the other, at the rates and seeds that both have."""
+    (failed, runs), (less, others) = _failures(studies, (label, other), DEPTHS)
+    counts = f"{label} {failed} of {runs}, {other} {less} of {others}"
     words = f"failed at the same rates and seeds, 12 to 36 layers, 300 updates: {counts}"
-    if stats.fisher_exact([[post, runs - post], [pre, others - pre]]).pvalue >= ALPHA:
+    if stats.fisher_exact([[failed, runs - failed], [less, others - less]]).pvalue >= ALPHA:
         return "not decided", words
-    return ("holds" if post > pre else "does not hold"), words
+    return ("holds" if failed > less else "does not hold"), words
 
 
-def claims_table(studies: Studies, collapse: Mapping[str, tuple[int, int]]) -> str:
+def inside_claim(rows: Sequence[InsideRow], measures: Mapping[str, tuple[Measured, bool]]) -> tuple[str, str]:
+    """Whether all measures of trained models lie on the side that the claim says, the projection minus Pre-LN."""
+    verdicts, numbers = set[str](), []
+    for name, (measured, higher) in measures.items():
+        for each in paired(rows, measured):
+            mirrored = {"lower": "higher", "higher": "lower"} if higher else {}
+            verdicts.add(mirrored.get(each.verdict, each.verdict))
+            numbers.append(f"{name}, {number(each)}")
+    return _verdict(verdicts), "; ".join(numbers) or "-"
+
+
+def claims_table(studies: Studies, collapse: Mapping[str, tuple[int, int]], rows: Sequence[InsideRow]) -> str:
     """Every claim, who makes it, whether it holds here, and by which numbers.
 
     collapse: how many runs collapsed of how many, for "normed" and "plain", at the same cells of the map.
+    rows: what is inside trained models.
     """
     lines = ["| claim | whose | here | by which numbers | plan |", "|---|---|---|---|---|"]
 
@@ -220,13 +246,11 @@ def claims_table(studies: Studies, collapse: Mapping[str, tuple[int, int]]) -> s
             add("The order of the two changes between 12 and 24 layers.", PAPER, *_order(studies), "depth")
         if claim.words.endswith("lower loss than KEEL."):
             add("KEEL is among the weakest.", PAPER, *_keel(studies), "depth")
-    add("Post-LN is less stable than Pre-LN.", PAPER, *_post(studies), "depth")
-    for words in (
-        "SpheretNorm trains where Pre-LN and KEEL destabilise, with fewer spikes.",
-        "Deep layers are used more.",
-        "There are fewer attention sinks and massive activations.",
-    ):
-        add(words, PAPER, "not run", "-", "-")
+    add("Post-LN is less stable than Pre-LN.", PAPER, *_less_stable(studies, POST, PRE), "depth")
+    add("Pre-LN is less stable than SpheretNorm.", PAPER, *_less_stable(studies, PRE, PROJ), "depth")
+    add("KEEL is less stable than SpheretNorm.", PAPER, *_less_stable(studies, "keel", PROJ), "depth")
+    for words, measures in INSIDE_CLAIMS.items():
+        add(words, PAPER, *inside_claim(rows, measures), "length, length-deep")
     zero_shot = "SpheretNorm has the best zero-shot scores, and is ahead of GeoNorm in all twelve."
     add(zero_shot, PAPER, "not testable here", "these models are far too small for the tasks", "-")
     (normed, runs), (plain, others) = collapse["normed"], collapse["plain"]

@@ -283,8 +283,10 @@ def same_cells(rows: Rows) -> dict[str, tuple[int, int]]:
 def receipt(rows: Rows) -> str:
     left = sum(run not in rows for run in runs())
     hours = sum(row.seconds for row in rows.values()) / 3600
-    more = f"{left} of {len(runs())} runs are not run yet" if left else "all runs are there"
-    return f"{len(rows)} runs, {hours:.1f} hours on one busy core; {more}.\n"
+    more = f"{left} of {len(runs())} rows are not there yet" if left else "all rows are there"
+    trained = sum(bool(row.curve) for row in rows.values())
+    counts = f"{trained} trainings and {len(rows) - trained} untrained models"
+    return f"{counts}, {hours:.1f} hours on one busy core; {more}.\n"
 
 
 def parts(rows: Rows | None = None) -> dict[tuple[str, str], str]:
@@ -341,4 +343,4 @@ def figure(rows: Rows | None = None) -> Drawing:
         "Training loss and mean token cosine, 12 layers of width 64, bytes, one line per seed, learning rate "
         "7e-3 (Pre-LN 5e-3), warm-up 30. With a tied head all tokens of the spherical stream get one direction"
     )
-    return draw(Chart("collapse", caption, panels))
+    return draw(Chart("collapse", caption, panels), with_png=False)

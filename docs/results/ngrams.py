@@ -1,6 +1,6 @@
-"""Write the losses of n-gram models beside the rows of every study: NAME.ngrams.json. It takes a minute.
+"""Write the losses of n-gram models beside the rows of every study: NAME.ngrams.json, if some are missing.
 
-    python docs/results/ngrams.py
+    python docs/results/ngrams.py        # make results runs it
 
 The models are fitted on the tokens that the runs of a group saw, and read the same validation windows.
 """
@@ -11,22 +11,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from build import HERE, STUDIES, rows_of
+
 from spheret.lab.laboratory import Laboratory, Place
-from spheret.lab.ngrams import NGRAMS, NgramsRecord, ngrams_beside, ngrams_file
+from spheret.lab.ngrams import read_ngrams
 from spheret.lab.plan import read_plan
-from spheret.lab.rows import Key
-from spheret.runs.run import manifest_sha256
 
 for study, plan in STUDIES.items():
-    begun = {key.group for key in rows_of(study)}
-    found = []
+    begun, results = {key.group for key in rows_of(study)}, HERE / f"{study}.jsonl"
+    # what is known follows from the rows' settings, and opening the data of a study takes long
+    if begun <= {each.group for each in read_ngrams(results)}:
+        continue
     with TemporaryDirectory() as directory:
         laboratory = Laboratory(read_plan(plan), Path(directory), Place(quiet=True))
-        for group in laboratory.plan.groups:
-            if group.name in begun:
-                label, data = group.contestants[0].label, laboratory.data(group)
-                key = Key(group.name, label, group.rates(label)[0], group.part.tuned_with[0])
-                found.append(ngrams_beside(group.name, laboratory.name(key)[1], data, manifest_sha256(data)))
-    if found:
-        records = NgramsRecord([record for record in found if record is not None])
-        NGRAMS.write(ngrams_file(HERE / f"{study}.jsonl"), records)
+        laboratory.write_ngrams(results, [group for group in laboratory.plan.groups if group.name in begun])

@@ -16,7 +16,7 @@ from spheret.lab.stages import (
     distances,
     final_rates,
     is_near,
-    seeds_of,
+    rows_at,
     start_rates,
     stress_rate,
     tuning,
@@ -188,12 +188,6 @@ def _state(plan: Plan, group: Group, contestant: Contestant, search: Tuning, row
     return "hopeless" if state == "hopeless" else "waiting"
 
 
-def rows_at(group: Group, label: str, rate: float, stage: str, rows: Rows) -> dict[int, Row]:
-    """The runs of a stage at a rate that have ended, by seed."""
-    keys = [Key(group.name, label, rate, seed) for seed in seeds_of(stage, group.part.seeds)]
-    return {key.seed: rows[key] for key in keys if key in rows}
-
-
 def _reason(
     group: Group,
     search: Tuning,
@@ -211,7 +205,7 @@ def _reason(
         return "not run: the size below is not tuned yet"
     if state == "tuning":
         count = len({key.rate for _, key in search.missing})
-        return f"still tuning: {len(rates)} of {len(rates) + count} learning rates have ended"
+        return f"not tuned yet: {len(rates)} of {len(rates) + count} learning rates have ended"
     if state == "hopeless" and len(rates) == 1:
         return failures(tries, seeds)
     if state == "hopeless":

@@ -22,7 +22,7 @@ from spheret.connections import scheme
 from spheret.data import Data, open_named
 from spheret.flags import shown
 from spheret.lab.executors import Job
-from spheret.lab.ngrams import NGRAMS, NgramRecord, NgramsRecord, ngrams_beside, ngrams_file, read_ngrams, settings_of
+from spheret.lab.ngrams import NGRAMS, NgramsRecord, ngrams_beside, ngrams_file, read_ngrams, settings_of
 from spheret.lab.plan import RECIPE, Contestant, Group, Plan, read_plan
 from spheret.lab.rows import RESULTS, RUNS, Key, Row, read_rows, row_of_run, write_rows
 from spheret.lab.stages import wanted
@@ -147,11 +147,14 @@ class Laboratory:
         Raises if a split holds no window: contestants are compared by their validation loss.
         """
         for group in self.plan.groups:
-            data = self.data(group)
-            label = group.contestants[0].label
-            config = self.name(Key(group.name, label, group.rates(label)[0], group.part.tuned_with[0]))[1]
+            data, config = self.data(group), self.config_of(group)
             data.loader(config.model.block, config.train.batch_size, config.train.seed)
             data.validation(config.model.block, config.train.batch_size, config.evaluation.eval_windows)
+
+    def config_of(self, group: Group) -> RunConfig:
+        """The settings of a run of a group: its first contestant, at its first rate."""
+        label = group.contestants[0].label
+        return self.name(Key(group.name, label, group.rates(label)[0], group.part.tuned_with[0]))[1]
 
     def data(self, group: Group) -> Data:
         asked = merge(RECIPE, group.given)["data"]
@@ -226,9 +229,10 @@ class Laboratory:
         return len(same)
 
     def check_same_plan(self) -> None:
-        """Raise if runs of this directory have other settings in its plan.toml than in this plan."""
+        """Raise if runs or rows of this directory have other settings in its plan.toml than in this plan."""
         path = self.directory / PLAN
-        if not path.is_file() or not any((self.directory / RUNS).glob("*")):
+        begun = any((self.directory / RUNS).glob("*")) or (self.directory / RESULTS).is_file()
+        if not path.is_file() or not begun:
             return
         before = Laboratory(read_plan(path), self.directory, self.place)
         for (name, label), contestant in before._contestants.items():
@@ -240,20 +244,10 @@ class Laboratory:
                     "would be lost: give another --out for a plan with other settings."
                 )
 
-    def recall(self, only_report: bool = False) -> None:
-        """Count the rows of an earlier results.jsonl of this directory as done, if they are of this plan.
-
-        Raises if rows of other settings would be lost, unless nothing is to be trained.
-        """
+    def recall(self) -> None:
+        """Count the rows of an earlier results.jsonl of this directory as done, if they are of this plan."""
         path = self.directory / RESULTS
-        rows = read_rows(path).values() if path.is_file() else []
-        for row in () if only_report else rows:
-            if self._asked(row.key) and row.run != self.name(row.key)[0]:
-                raise FileExistsError(
-                    f"{path} has {row.run} where this plan has {self.name(row.key)[0]}, so that one of them would be "
-                    "lost: give another --out for a plan with other settings."
-                )
-        self.join(rows)
+        self.join(read_rows(path).values() if path.is_file() else [])
 
     def _asked(self, key: Key) -> bool:
         return (key.group, key.contestant) in self._contestants
@@ -294,16 +288,16 @@ class Laboratory:
         path = output_path(self.directory, RESULTS)
         before = read_rows(path) if path.is_file() else {}
         write_rows(path, {**before, **self.rows()}.values())
-        NGRAMS.write(output_path(self.directory, ngrams_file(path).name), NgramsRecord(self.ngrams()))
+        self.write_ngrams(path, self.plan.groups)
 
-    def ngrams(self) -> list[NgramRecord]:
-        """The n-gram losses of every group, those that are known from their file."""
-        known = {(each.group, each.settings): each for each in read_ngrams(self.directory / RESULTS)}
+    def write_ngrams(self, results: Path, groups: Iterable[Group]) -> None:
+        """Write the n-gram losses of some groups beside a results.jsonl. What is known is not counted again."""
+        known = {(each.group, each.settings): each for each in read_ngrams(results)}
         found = []
-        for group in self.plan.groups:
-            label, data = group.contestants[0].label, self.data(group)
-            config = self.name(Key(group.name, label, group.rates(label)[0], group.part.tuned_with[0]))[1]
+        for group in groups:
+            data, config = self.data(group), self.config_of(group)
             sha256 = manifest_sha256(data)
             record = known.get((group.name, settings_of(config, sha256)))
             found.append(record or ngrams_beside(group.name, config, data, sha256))
-        return [record for record in found if record is not None]
+        records = NgramsRecord([record for record in found if record is not None])
+        NGRAMS.write(output_path(results.parent, ngrams_file(results).name), records)

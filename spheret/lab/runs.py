@@ -15,6 +15,7 @@ import msgspec
 from spheret.connections import SCHEMES
 from spheret.lab.answers import GroupAnswer, answer_of_runs
 from spheret.lab.ngrams import read_ngrams, settings_of
+from spheret.lab.page.section import TableCell
 from spheret.lab.plan import Contestant, Group, PartRecord
 from spheret.lab.rows import RESULTS, RUNS, Key, Row, row_of_run, shortest_names
 from spheret.model.gpt import PRESETS
@@ -22,19 +23,11 @@ from spheret.paper.recipe import paper_size
 from spheret.runs.config import BOOKKEEPING
 from spheret.runs.layout import CHECKPOINTS, CONFIG, METRICS
 from spheret.runs.metrics import MetricsRecord
-from spheret.runs.records import RunRecord, corpus_name
+from spheret.runs.records import corpus_name
 from spheret.runs.run import Run, open_run
 
 # the learning rate, and what follows from it
 RATE_SETTINGS = ("lr", "min_lr")
-
-
-@dataclass(frozen=True)
-class SourcedNumber:
-    """A number and its source: a formula over RUN.KEY, of its row, or RUN[STEP].KEY, of a line of its metrics."""
-
-    value: float
-    source: str
 
 
 @dataclass(frozen=True)
@@ -70,10 +63,10 @@ class Result:
         """The line of the last evaluation."""
         return next((line for line in reversed(self.lines) if line.val_loss is not None), None)
 
-    def number(self, key: str) -> SourcedNumber | None:
+    def number(self, key: str) -> TableCell | None:
         """A loss of the row, with its source; None if the run has no such loss."""
         value = None if self.row is None or self.row.state == "diverged" else getattr(self.row, key)
-        return None if value is None else SourcedNumber(value, f"{self.name}.{key}")
+        return None if value is None else TableCell("", value, f"{self.name}.{key}")
 
 
 @dataclass(frozen=True)
@@ -113,11 +106,6 @@ class RunGroup:
     def every(self) -> list[Result]:
         return [result for runs in self.by_rate.values() for results in runs.values() for result in results]
 
-    @property
-    def config(self) -> RunRecord:
-        """The config of the first run, for the settings that all runs share."""
-        return self.results[0].run.config
-
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """The run directories that these paths name. A directory of runs names every run in it.
@@ -154,8 +142,9 @@ def read_groups(paths: Sequence[str | Path]) -> list[RunGroup]:
     runs = [open_run(path) for path in find_runs(paths)]
     if not runs:
         raise ValueError("a report needs at least one run directory, got none: give one, for example runs/race.")
-    _refuse_untrained(runs)
     for run in runs:
+        if run.config.train is None:
+            raise ValueError(f"{run.path} was not trained here and has no losses to report: leave it out.")
         run.check_unedited()
     names = shortest_names([run.path for run in runs])
     groups: dict[tuple[str, str | None], list[Run]] = {}
@@ -269,12 +258,6 @@ def _settings(run: Run) -> dict[str, Any]:
     settings = {**run.config.settings("model"), **run.config.settings("train")}
     own = {"scheme", "scheme_options", *BOOKKEEPING}
     return {key: value for key, value in settings.items() if key not in own}
-
-
-def _refuse_untrained(runs: Sequence[Run]) -> None:
-    for run in runs:
-        if run.config.train is None:
-            raise ValueError(f"{run.path} was not trained here and has no losses to report: leave it out.")
 
 
 def _describe_data(run: Run) -> str:

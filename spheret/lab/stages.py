@@ -40,10 +40,6 @@ class Tuning:
     bracketed: bool
 
 
-def seeds_of(stage: str, count: int) -> range:
-    return range(SEEDS[stage], SEEDS[stage] + count)
-
-
 def start_rates(plan: Plan, group: Group, contestant: Contestant, rows: Rows) -> list[float] | None:
     """The rates with which a contestant starts; None while the rung below is not tuned."""
     below = plan.rung(group, group.rung - 1)
@@ -144,8 +140,14 @@ def final_rates(plan: Plan, group: Group, contestant: Contestant, search: Tuning
 
 def unfinished(group: Group, contestant: Contestant, rate: float, rows: Rows) -> list[Row]:
     """The fresh seeds that collapsed or diverged at a rate."""
-    keys = (Key(group.name, contestant.label, rate, seed) for seed in seeds_of(FINAL, group.part.seeds))
-    return [rows[key] for key in keys if key in rows and rows[key].state != FINISHED]
+    finals = rows_at(group, contestant.label, rate, FINAL, rows)
+    return [row for row in finals.values() if row.state != FINISHED]
+
+
+def rows_at(group: Group, label: str, rate: float, stage: str, rows: Rows) -> dict[int, Row]:
+    """The runs of a stage at a rate that have ended, by seed."""
+    keys = [Key(group.name, label, rate, SEEDS[stage] + turn) for turn in range(group.part.seeds)]
+    return {key.seed: rows[key] for key in keys if key in rows}
 
 
 def wanted(plan: Plan, rows: Rows) -> list[Key]:

@@ -71,8 +71,8 @@ def study(
 
     Args:
         plan: A TOML file: contestants, learning rates, seeds, sizes. docs/compare.md lists its keys. Or the name of a
-            plan that comes with spheret: connections, depth, family, length, length-deep, modern or
-            streams.
+            plan that comes with spheret: connections, defaults, depth, family, length, length-deep,
+            modern or streams.
     """
     place.check()
     _check(where)
@@ -125,7 +125,7 @@ def _naming_keys() -> Iterator[None]:
 
 def _join(laboratory: Laboratory, where: StudyOptions, plan: Path) -> None:
     """Count as done what this directory, --join, or the results of the plan in this checkout have."""
-    laboratory.recall(only_report=where.minutes == 0)
+    laboratory.recall()
     path = committed_results(plan) if where.join is None else where.join
     if path is None:
         return

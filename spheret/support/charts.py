@@ -101,10 +101,10 @@ class Chart:
     window: int = 0
 
 
-def draw(chart: Chart) -> Drawing:
+def draw(chart: Chart, with_png: bool = True) -> Drawing:
     """The chart as files. The same chart gives the same bytes."""
     with own_style():
-        return render(chart.name, chart.caption, figure(chart))
+        return render(chart.name, chart.caption, figure(chart), with_png)
 
 
 def figure(chart: Chart) -> Figure:

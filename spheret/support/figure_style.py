@@ -149,8 +149,8 @@ def png(figure: Figure, dpi: int = 110) -> bytes:
     return file.getvalue()
 
 
-def render(name: str, caption: str, figure: Figure) -> Drawing:
-    """The figure in both formats."""
+def render(name: str, caption: str, figure: Figure, with_png: bool = True) -> Drawing:
+    """The figure in both formats. The PNG takes as long as the SVG, so that it can be left out."""
     svg = io.StringIO()
     finish(figure)
     # no date and no version: the same runs give the same bytes
@@ -158,7 +158,7 @@ def render(name: str, caption: str, figure: Figure) -> Drawing:
     # the layout takes most of the time, so it is computed once
     figure.set_layout_engine("none")
     text = svg.getvalue()
-    return Drawing(name, caption, text[text.index("<svg") :], png(figure, dpi=150))
+    return Drawing(name, caption, text[text.index("<svg") :], png(figure, dpi=150) if with_png else b"")
 
 
 def axes_grid(

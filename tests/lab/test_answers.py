@@ -9,6 +9,7 @@ from report_helpers import read_group, write_run
 from study_helpers import TWO, bowl, plan_of, row, run_all
 
 from spheret.lab.answers import group_answers
+from spheret.lab.outcome import print_outcome
 from spheret.lab.page.page import page as page_of
 from spheret.lab.race import race_plan
 from spheret.lab.report import sections_of, study_findings, write_report
@@ -148,23 +149,19 @@ class TestOneEngine:
         assert runs.answer.standing.winner == "keel"
 
 
-class TestLadder:
-    @pytest.fixture(scope="class")
-    def climbed(self, tmp_path_factory):
-        text = FOUR + "ladder = [{layers = 24}, {layers = 48}]"
-        plan = plan_of(tmp_path_factory.mktemp("plan"), text)
-        doublings = {"four": 0, "four-layers24": 1, "four-layers48": 2}
-
-        def result(key):
-            size = doublings[key.group]
-            slope = {"post-ln": -0.1, "peri-ln": 0.05}.get(key.contestant, 0.0)
-            return row(key, loss_of(key) - 0.2 * size + slope * size, flops=10**6 * 2**size)
-
-        return plan, run_all(plan, result)[0]
-
-    def test_it_is_on_the_page(self, climbed):
-        (section,) = (each for each in sections_of(study_findings(*climbed)) if each.name == "ladder-four")
-        assert [chart.name for chart in section.charts] == ["four-ladder"]
+def test_the_terminal_shows_the_table_and_ends_with_the_verdict(four, capsys, monkeypatch):
+    answer = answered(*four)["four"]
+    # no cell is cut on a narrow terminal
+    monkeypatch.setenv("COLUMNS", "30")
+    print_outcome([answer], Path("report.html"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == ["report.html", answer_sentence(answer)]
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert [row[1] for row in cells] == [entry.label for entry in answer.entries]
+    for row_cells, entry in zip(cells[:3], answer.entries, strict=False):
+        gap = answer.gap(entry.label, "pre-ln")
+        assert row_cells[2:4] == ["0.002", f"{answer.means[entry.label]:.3f}"]
+        assert row_cells[4] == ("-" if gap is None else f"{gap.estimate:+.3f}")
 
 
 class TestPage:

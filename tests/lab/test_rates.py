@@ -54,17 +54,6 @@ class TestChoice:
             "collapsed": {"proj-spheretnorm": [0.004]},
         }
 
-    def test_the_table_has_every_rate(self, tuned):
-        report = tuned / "report"
-        assert {row: cell(report, BOWLS, row, "best rate")["text"] for row in CHOSEN} == {
-            row: f"{rate:g}" for row, rate in CHOSEN.items()
-        }
-        state = cell(report, BOWLS, "proj-spheretnorm", "state")["text"]
-        assert "diverged at 0.001" in state
-        assert "collapsed at 0.004" in state
-        best = cell(report, BOWLS, "pre-ln", "val loss there")
-        assert best["value"] == cell(report, LOSSES, "pre-ln", "val loss")["value"]
-
     def test_no_verdict_at_an_edge(self, group):
         answer = group.answer
         assert answer.by_label["keel"].state == "edge"

@@ -132,26 +132,6 @@ class TestResults:
         assert "step 33: the loss 50 is above the unigram entropy; sublayer 3 moved" in page
         assert "not finished" not in page
 
-    def test_the_cost_of_a_step_is_that_of_the_fastest_run(self, seeds):
-        # the clock of every run says 0.064 seconds per step
-        shown = [c for c in cells(seeds / "report") if c["column"] == "ms per step"]
-        assert {c["text"] for c in shown} == {"64.0"}
-        assert {c["row"] for c in shown} == set(SCHEMES)
-
-
-class TestVerdicts:
-    def test_one_scheme_under_two_names_has_no_difference(self, tmp_path):
-        for seed in (1, 2):
-            first = write_run(tmp_path / "runs" / f"a-{seed}", "proj-spheretnorm", seed)
-            second = write_run(
-                tmp_path / "runs" / f"b-{seed}", "proj-spheretnorm", seed, options={"schedule": "sqrt"}
-            )
-            assert (first / "metrics.jsonl").read_bytes() == (second / "metrics.jsonl").read_bytes()
-        answer = read_group([tmp_path / "runs"]).answer
-        gap = answer.gap("proj-spheretnorm", "proj-spheretnorm (schedule=sqrt)")
-        assert (gap.estimate, gap.low, gap.high, gap.p) == (0.0, 0.0, 0.0, 1.0)
-        assert answer.standing.winner is None
-
 
 class TestBadInput:
     """Each case ends with one sentence and exit code 2."""
@@ -229,13 +209,12 @@ class TestStringsOfARun:
         assert page("t", [Section("s", "s", [self.NASTY], [table])]).count("<script") == 1
 
 
-@pytest.mark.parametrize("kept", [["tables.md", "figures/sotu-bytes-curves.svg"], []])
-def test_a_report_that_was_killed_half_way_is_written_again(kept, tmp_path):
+def test_a_report_that_was_killed_half_way_is_written_again(tmp_path):
     run, out = write_run(tmp_path / "runs", "pre-ln"), tmp_path / "out"
     report([run], out)
     whole = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for path in whole:
-        if path.relative_to(out).as_posix() not in (*kept, "files.txt"):
+        if path.name not in ("tables.md", "files.txt"):
             path.unlink()
     report([run], out)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == whole

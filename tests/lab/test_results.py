@@ -1,16 +1,19 @@
 """docs/results: every figure, table and marked part of a page is what the results give, byte for byte."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 from scripts import script
 from study_helpers import bowl, noise, row
 
+from spheret.cli import main
 from spheret.lab.answers import group_answers
 from spheret.lab.laboratory import Laboratory, Place
 from spheret.lab.plan import PLANS, read_plan
-from spheret.lab.rows import read_rows
+from spheret.lab.rows import Key, read_rows, write_rows
 from spheret.lab.stages import wanted
+from spheret.runs.run import open_run
 
 RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
 
@@ -26,6 +29,12 @@ SHIFTS = {
 @pytest.fixture(scope="module")
 def build():
     return script("docs/results/build.py")
+
+
+def table_of(text):
+    """The verdict on every claim."""
+    cells = [line.split(" | ") for line in text.splitlines()[2:]]
+    return {cell[0].removeprefix("| "): cell[2].strip("*") for cell in cells}
 
 
 def test_everything_follows_from_the_committed_file(build):
@@ -45,7 +54,8 @@ def test_every_row_is_of_its_plan(build):
         assert {(key.group, key.contestant) for key in rows} <= asked
 
 
-@pytest.mark.parametrize("study", ["depth", "modern", "streams"])
+# a part of depth has a vocabulary that is trained first
+@pytest.mark.parametrize("study", [pytest.param("depth", marks=pytest.mark.slow), "modern", "streams", "length"])
 def test_the_names_of_the_committed_runs_follow_from_their_settings(build, study, tmp_path):
     rows = read_rows(RESULTS / f"{study}.jsonl")
     assert Laboratory(read_plan(build.STUDIES[study]), tmp_path, Place(quiet=True)).join(rows.values()) == len(rows)
@@ -63,9 +73,7 @@ class TestClaims:
         for study, path in build.STUDIES.items():
             answers = group_answers(plan if study == "depth" else read_plan(path), rows if study == "depth" else {})
             studies[study] = {answer.group.name: answer for answer in answers}
-        lines = build.claims_table(studies, {"normed": (0, 60), "plain": (30, 60)}).splitlines()[2:]
-        cells = [line.split(" | ") for line in lines]
-        return {cell[0].removeprefix("| "): cell[2].strip("*") for cell in cells}
+        return table_of(build.claims_table(studies, {"normed": (0, 60), "plain": (30, 60)}, []))
 
     def result(self, key):
         start, change = SHIFTS.get(key.contestant, (0.0, 0.0))
@@ -101,6 +109,109 @@ class TestClaims:
         deep = self.verdicts(build, plan, {key: each for key, each in rows.items() if key.group != "depth-layers24"})
         assert deep["SpheretNorm has a lower loss than Pre-LN at 24 and 36 layers."] == "not run"
         assert deep["Peri-LN is the strongest baseline at 24 and 36 layers."] == "not run"
+
+
+class TestLength:
+    """What README and the figure say of the lead, from runs that were never trained."""
+
+    def answers(self, build, later, rungs=3):
+        """Three lengths; the gap of the projection to Pre-LN is -0.14, and that times `later` at each next one."""
+        plan, rows = read_plan(PLANS["length"]), {}
+        places = {group.name: number for number, group in enumerate(plan.groups)}
+
+        def result(key):
+            place = places[key.group]
+            gap = -0.14 * later**place if key.contestant == "proj-spheretnorm" else 0.0
+            loss = bowl(5e-3, 2.27 - 0.5 * place + gap)(key) + 0.002 * noise(*key)
+            return row(key, loss, steps=300 * 4**place, tokens=307_200 * 4**place)
+
+        while keys := wanted(plan, rows):
+            rows |= {key: result(key) for key in keys}
+        kept = {key: each for key, each in rows.items() if places[key.group] < rungs}
+        return group_answers(plan, kept, build.read_ngrams(build.HERE / "length.jsonl"))
+
+    def finding(self, build, answers):
+        return build._by_length({"length": {each.group.name: each for each in answers}, "length-deep": {}})
+
+    @pytest.mark.parametrize(
+        ("later", "words"), [(0.4, ("shrinks", "a lead is left")), (0.0, ("shrinks", "no significant lead")),
+        (-0.5, ("shrinks", "a lead is left")), (-0.7, ("Pre-LN is ahead",)), (2.0, ("grows", "a lead is left"))],
+    )  # fmt: skip
+    def test_the_words_follow_the_rows(self, build, later, words):
+        answers = self.answers(build, later, rungs=2 if later == -0.7 else 3)
+        text = self.finding(build, answers)
+        assert [word for word in words if word not in text] == []
+        chart = build.lead_chart(answers)
+        gap = next(line for line in chart.panels[1].lines if line.label == "proj-spheretnorm")
+        assert list(gap.y) == pytest.approx([-0.14 * later**n for n in range(len(gap.y))], abs=0.02)
+        assert all(low < y < high for low, y, high in zip(gap.low, gap.y, gap.high, strict=True))
+        assert "bigram" in {line.label for line in chart.panels[0].lines}
+
+    def test_one_length_is_no_answer(self, build):
+        answers = self.answers(build, 0.4, rungs=1)
+        assert self.finding(build, answers) == ""
+        assert build.lead_chart(answers) is None
+
+
+def test_default_rates_come_from_the_best_study_that_has_three(build, monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "HERE", tmp_path)
+
+    def write(plan, best, **rates):
+        keys = [Key(plan, name.replace("_", "-"), rate, 1) for name, tried in rates.items() for rate in tried]
+        write_rows(tmp_path / f"{plan}.jsonl", [row(key, bowl(best)(key), steps=300) for key in keys])
+
+    three = (2.5e-3, 5e-3, 1e-2)
+    write("depth", 2.5e-3, pre_ln=three, keel=three[:2])
+    # part of a study: a scheme with two rates is not known yet
+    write("defaults", 1e-2, pre_ln=three, keel=three, ngpt=three[:2])
+    assert build.default_rates() == {"pre-ln": (2.5e-3, "depth"), "keel": (1e-2, "defaults")}
+    assert tomllib.loads(build.rates_file())["rates"] == {"pre-ln": 2.5e-3, "keel": 1e-2}
+    (answer,) = group_answers(read_plan(PLANS["defaults"]), read_rows(tmp_path / "defaults.jsonl"))
+    cells = [line.split(" | ") for line in build._default_rates(answer).splitlines()[2:]]
+    found = {name.removeprefix("| "): (losses.count(" at "), rate) for name, losses, rate in cells}
+    assert found["pre-ln"] == (3, "0.0025 (depth) |")
+    assert (found["ngpt"][0], found["residual"][0]) == (2, 0)
+
+
+class TestInside:
+    """The claims of what is inside trained models, from rows that nobody measured."""
+
+    def row(self, build, scheme, seed, worth, sink, massive):
+        sublayers = {
+            "removal": [0.5, 0.1, 0.1 * worth, 0.1 * worth], "angle_mean": [0.3] * 4, "norm": [8.0] * 4,
+            "effective_rank": [20.0] * 4, "sink": [sink + 0.01 * seed, None] * 2,
+            "massive": [massive * (1 + seed / 50)] * 4,
+        }  # fmt: skip
+        return build.inside.InsideRow(f"{scheme}-{seed}", scheme, 2, 1200, seed, 5e-3, 1.5, 0, None, sublayers)
+
+    @pytest.mark.parametrize(
+        ("projection", "seeds", "expected"),
+        [((1.0, 0.1, 10.0), 3, "holds"), ((0.01, 0.3, 90.0), 3, "does not hold"), ((1.0, 0.1, 10.0), 1, "not run")],
+    )
+    def test_the_words_follow_the_rows(self, build, projection, seeds, expected):
+        claims = script("docs/results/claims.py")
+        rows = [self.row(build, "pre-ln", seed, 0.1 + seed / 100, 0.2, 50.0) for seed in range(seeds)]
+        rows += [self.row(build, "proj-spheretnorm", seed, *projection) for seed in range(seeds)]
+        found = {words: claims.inside_claim(rows, each)[0] for words, each in claims.INSIDE_CLAIMS.items()}
+        spikes = found.pop("SpheretNorm has fewer spikes in training.")
+        assert spikes == ("not run" if seeds == 1 else "not decided")
+        assert list(found.values()) == [expected] * 3
+        chart = build.inside.chart(rows)
+        assert chart is None if seeds == 1 else [line.x for line in chart.panels[0].lines] == [(1, 2, 3, 4)] * 2
+
+    def test_a_run_is_seen(self, build, prepared, tmp_path):
+        tiny = (
+            "--scheme pre-ln --layers 2 --heads 2 --width 16 --block 16 --batch-size 2 --steps 2 --threads 1 --quiet"
+        )
+        words = [*tiny.split(), "--data", str(prepared), "--set", "evaluation.eval_windows=4"]
+        for name, more in {"a": "--seed 101", "b": "--seed 1", "c": "--seed 101 --head tied"}.items():
+            assert main(["train", *words, *more.split(), "--out", str(tmp_path / name)]) == 0
+        runs = [open_run(tmp_path / name) for name in "abc"]
+        assert [build.inside.is_asked(run) for run in runs] == [True, False, False]
+        seen, measures = build.inside.look(runs[0]), build.inside.MEASURES
+        assert (seen.scheme, seen.layers, seen.steps, seen.seed) == ("pre-ln", 2, 2, 101)
+        assert {name: len(values) for name, values in seen.sublayers.items()} == dict.fromkeys(measures, 4)
+        assert [value is None for value in seen.sublayers["sink"]] == [False, True] * 2
 
 
 def test_a_marked_part_that_nobody_writes_is_an_error(build):

@@ -4,22 +4,12 @@ import json
 
 import pytest
 from report_helpers import write_run
-from study_helpers import TWO, plan_of, row
+from study_helpers import row
 
-from spheret.lab.laboratory import Laboratory
 from spheret.lab.rows import STUDY_ROWS, Key, read_rows, row_of_run
-from spheret.runs.layout import LOCK
 from spheret.runs.run import open_run
 
 KEY = Key("two", "pre-ln", 1e-3, 1)
-
-
-def test_a_run_that_is_still_starting_has_no_row(prepared, tmp_path):
-    laboratory = Laboratory(plan_of(tmp_path, f'[data]\npath = "{prepared}"\n{TWO}'), tmp_path)
-    directory = laboratory.run_directory(laboratory.wanted()[0])
-    directory.mkdir(parents=True)
-    (directory / LOCK).touch()
-    assert laboratory.rows() == {}
 
 
 def test_two_rows_of_one_run_must_agree(tmp_path):

@@ -41,15 +41,6 @@ def test_an_edge_extends_the_grid_of_that_contestant_alone(best, tried, tmp_path
     assert len(search(plan, rows, "post-ln").losses) == 3
 
 
-def test_what_is_not_bracketed_gets_no_seeds(tmp_path):
-    plan = plan_of(tmp_path, TWO + "extend = 2")
-    losses = {"pre-ln": bowl(1.0), "post-ln": bowl(2e-3)}
-    rows, order = run_all(plan, lambda each: losses[each.contestant](each))
-    found = search(plan, rows)
-    assert (found.best, found.bracketed) == (16e-3, False)
-    assert {each.contestant for each in order if stage_of(each) == FINAL} == {"post-ln"}
-
-
 @pytest.mark.parametrize(("state", "lost"), [("diverged", None), ("collapsed", 3.0)])
 def test_a_grid_that_fails_moves_down(state, lost, tmp_path):
     plan = plan_of(tmp_path)
@@ -115,16 +106,6 @@ def test_the_first_contestants_are_done_before_the_others_begin(tmp_path):
     first = [each.contestant in ("pre-ln", "post-ln") for each in order]
     # three rates and three seeds of two, then of the others, then two more seeds of all
     assert first == [True] * 12 + [False] * 12 + [True, True, False, False] * 2
-
-
-def test_who_leads_does_not_decide_who_gets_seeds(tmp_path):
-    plan = plan_of(tmp_path, TWO + "seeds = 4")
-    orders = []
-    for better in ("pre-ln", "post-ln"):
-        loss = {"pre-ln": bowl(2e-3, 2.0), "post-ln": bowl(2e-3, 2.0)}
-        loss[better] = bowl(2e-3, 1.0)
-        orders.append(run_all(plan, lambda each, loss=loss: loss[each.contestant](each))[1])
-    assert orders[0] == orders[1]
 
 
 def test_a_ladder_starts_from_the_rung_below(tmp_path):

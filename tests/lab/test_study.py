@@ -14,7 +14,6 @@ from drill import timeless
 from planted import planted
 
 from spheret.cli import main
-from spheret.lab.plan import PLANS, committed_results
 from spheret.lab.rows import read_rows
 from spheret.runs.run import open_run
 
@@ -123,7 +122,7 @@ def test_a_changed_plan_is_refused_before_anything_is_trained(finished, plan, tm
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("name", ["runs", "configs", "logs", "report", "report/figures", "results.jsonl", "slurm"])
+@pytest.mark.parametrize("name", ["runs", "configs", "report/figures", "results.jsonl"])
 def test_nothing_is_written_through_a_link(name, finished, plan, tmp_path, capsys):
     out, other = tmp_path / "out", tmp_path / "other"
     shutil.copytree(finished, out)
@@ -181,20 +180,14 @@ def test_joined_rows_that_contradict_the_own_ones_are_refused(finished, plan, tm
     assert study(plan, "--out", out, "--join", joined, "--quiet", "--minutes", "0") == 0
 
 
-def test_the_results_of_a_plan_in_a_checkout(plan):
-    folder = Path(__file__).parents[2] / "docs" / "results"
-    assert committed_results(Path("connections")) == folder / "results.jsonl"
-    assert committed_results(PLANS["depth"]) == committed_results(Path("depth")) == folder / "depth.jsonl"
-    assert committed_results(plan) is None
-
-
 def start(plan, out):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     words = [sys.executable, "-m", "spheret", "study", str(plan), "--out", str(out), "--jobs", "1"]
     return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_killed_in_the_middle_it_goes_on(number, finished, plan, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(finished, out)

@@ -79,11 +79,6 @@ def test_every_plan_that_comes_with_the_library_names_its_head(name):
     assert tomllib.loads(PLANS[name].read_text())["model"]["head"] in HEADS
 
 
-def test_rates_lie_on_one_grid(tmp_path):
-    group = plan_of(tmp_path).groups[0]
-    assert [group.beside(2e-3, steps) for steps in range(-3, 3)] == [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3]
-
-
 def test_the_plans_of_the_docs(tmp_path):
     page = (Path(__file__).parent.parent.parent / "docs" / "compare.md").read_text()
     whole, contestants, endpoints = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment
 from jinja2.utils import htmlsafe_json_dumps
@@ -50,20 +50,10 @@ def inline_svg(drawing: Drawing) -> str:
     )
 
 
-class LineKey(NamedTuple):
+def _key(colour: str, dash: Any) -> dict[str, Any]:
     """The line of a contestant, as it stands beside its name: a number of the palette, and dashes of SVG."""
-
-    colour: int
-    dashes: str
-
-
-def _key(colour: str, dash: Any) -> LineKey:
     index = [light for light, _ in PALETTE].index(colour)
-    return LineKey(index, "" if dash == "-" else " ".join(f"{length:g}" for length in dash[1]))
-
-
-def _has_line(data: Mapping[str, Any]) -> bool:
-    return max(map(len, data["xs"])) > 1
+    return {"colour": index, "dashes": "" if dash == "-" else " ".join(f"{length:g}" for length in dash[1])}
 
 
 @cache
@@ -118,15 +108,6 @@ def _rounded(values: Iterable[float]) -> list[float]:
     return [round(value, 3) if abs(value) >= 1 else float(f"{value:.4g}") for value in values]
 
 
-class Figure(NamedTuple):
-    """A chart on the page. svg: its drawing, empty if only scripts show it. alive: whether scripts show it."""
-
-    name: str
-    caption: str
-    svg: Markup
-    alive: bool
-
-
 def page(
     title: str,
     sections: Sequence[Section],
@@ -143,9 +124,17 @@ def page(
     inline = {drawing.name: Markup(inline_svg(drawing)) for drawing in drawings}
     numbers = {chart.name: payload(chart) for chart in charts}
     # with a drawing beside it, a single point needs no script
-    alive = {name: data for name, data in numbers.items() if data and (name not in inline or _has_line(data))}
+    alive = {
+        name: data for name, data in numbers.items() if data and (name not in inline or max(map(len, data["xs"])) > 1)
+    }
     figures = {
-        chart.name: Figure(chart.name, chart.caption, inline.get(chart.name, Markup()), chart.name in alive)
+        chart.name: {
+            "name": chart.name,
+            "caption": chart.caption,
+            # empty if only scripts show it
+            "svg": inline.get(chart.name, Markup()),
+            "alive": chart.name in alive,
+        }
         for chart in charts
         if chart.name in inline or chart.name in alive
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 
 from spheret.lab.answers import GroupAnswer
 from spheret.lab.endpoints import EndpointAnswer, Ladder, PairedComparison, Stress
@@ -68,6 +69,10 @@ def _layout_source(answer: GroupAnswer) -> str:
     return f"two-way layout of the val_loss of {answer.group.name}"
 
 
+def _texts(*words: str) -> list[TableCell]:
+    return list(map(TableCell, words))
+
+
 def _shown(charts: Iterable[Chart | None]) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
@@ -112,15 +117,8 @@ def _comparisons_table(lines: Sequence[PairedComparison]) -> Table:
                 _p_cell(line.p, source),
             ]
         margin = "" if line.margin is None else f", within {line.margin:g}"
-        rows.append(
-            [
-                TableCell(f"{line.first} - {line.second}{margin}"),
-                TableCell(line.where),
-                *cells,
-                TableCell(f"{line.seeds} of {line.planned}"),
-                TableCell(f"{line.verdict}: {line.trouble}" if line.trouble else line.verdict),
-            ]
-        )
+        pair, verdict = f"{line.first} - {line.second}{margin}", ": ".join(filter(None, [line.verdict, line.trouble]))
+        rows.append([*_texts(pair, line.where), *cells, *_texts(f"{line.seeds} of {line.planned}", verdict)])
     notes = [
         "Paired by seed: two contestants see the same batches. Below 0 the first is better. The interval is of 95%, "
         "by Student's t over the seeds. The p-values are not corrected: the plan fixed these questions.",
@@ -144,8 +142,8 @@ def _stress_table(stresses: Sequence[Stress]) -> Table:
         rate = next((f"{row.rate:g}" for row in each.runs.values()), "-")
         counts = [str(states[state]) if each.runs else "-" for state in (FINISHED, "collapsed", "diverged")]
         seeds = ", ".join(str(row.seed) for row in each.failed) or "-"
-        count = TableCell(f"{len(each.runs)} of {each.planned}" + (f": {each.trouble}" if each.trouble else ""))
-        rows.append([*map(TableCell, (each.label, each.where, rate, *counts, seeds)), count])
+        count = ": ".join(filter(None, [f"{len(each.runs)} of {each.planned}", each.trouble]))
+        rows.append(_texts(each.label, each.where, rate, *counts, seeds, count))
     columns = ["contestant", "size", "rate", "finished", "collapsed", "diverged", "failed seeds", "seeds"]
     left = len(stresses) - len(begun)
     notes = [f"Not run: {left} of {len(stresses)} contestants and sizes."] if left else []
@@ -171,20 +169,14 @@ def _losses_table(answer: GroupAnswer) -> Table:
             low, high = mean_interval(answer.seed_table, entry.label)
             interval = TableCell(f"{low:.4f} to {high:.4f}" if math.isfinite(high - low) else "none", source=source)
         rate = NONE if entry.rate is None else TableCell(f"{entry.rate:g}", entry.rate, "tuning")
-        rows.append(
-            [
-                TableCell(entry.label),
-                rate,
-                NONE if entry.failed else mean_cell(runs),
-                interval,
-                _gap_cell(gap, source) if answer.seed_table is not None else _plain_gap(answer, entry),
-                NONE if gap is None else _p_cell(gap.adjusted, source),
-                TableCell(f"{len(runs)} of {answer.group.part.compared_with}"),
-                TableCell("; ".join(filter(None, [entry.reason or "compared", entry.step_down]))),
-            ]
-        )
-    for label, loss in answer.ngrams.items():
-        number = TableCell(f"{loss:.4f}", loss, "counts of the training windows, on the validation windows")
+        loss = NONE if entry.failed else mean_cell(runs)
+        below = _gap_cell(gap, source) if answer.seed_table is not None else _plain_gap(answer, entry)
+        p = NONE if gap is None else _p_cell(gap.adjusted, source)
+        state = "; ".join(filter(None, [entry.reason or "compared", entry.step_down]))
+        seeds = f"{len(runs)} of {answer.group.part.compared_with}"
+        rows.append([TableCell(entry.label), rate, loss, interval, below, p, *_texts(seeds, state)])
+    for label, counted in answer.ngrams.items():
+        number = TableCell(f"{counted:.4f}", counted, "counts of the training windows, on the validation windows")
         rows.append([TableCell(label), NONE, number, NONE, NONE, NONE, NONE, TableCell("counts the same tokens")])
     seeds = "fresh seeds that all compared contestants have in common"
     if not answer.group.part.fresh:
@@ -267,20 +259,14 @@ def _pairs_section(answers: Sequence[GroupAnswer]) -> Section | None:
             continue
         name, shown = slug(answer.group.name), [entry.label for entry in answer.compared][:MOST]
         rows = []
-        for index, first in enumerate(shown):
-            for second in shown[index + 1 :]:
-                gap = answer.gap(first, second)
-                assert gap is not None
-                source = _layout_source(answer)
-                rows.append(
-                    [
-                        TableCell(f"{first} - {second}"),
-                        _gap_cell(gap, source),
-                        TableCell(ends(gap.low, gap.high), source=source),
-                        TableCell(f"{gap.adjusted:.2g}", gap.adjusted, source),
-                        TableCell(verdict_words(gap, first, second)),
-                    ]
-                )
+        source = _layout_source(answer)
+        for first, second in combinations(shown, 2):
+            gap = answer.gap(first, second)
+            assert gap is not None
+            interval = TableCell(ends(gap.low, gap.high), source=source)
+            p = TableCell(f"{gap.adjusted:.2g}", gap.adjusted, source)
+            verdict = TableCell(verdict_words(gap, first, second))
+            rows.append([TableCell(f"{first} - {second}"), _gap_cell(gap, source), interval, p, verdict])
         notes = [
             f"Below 0 the first is better. {CORRECTED} The noise is pooled over contestants: "
             f"{answer.seed_table.deviation:.4f} per run, {answer.seed_table.degrees} degrees of freedom, seeds "
@@ -311,13 +297,10 @@ def _costs_table(answer: GroupAnswer) -> Table | None:
     for label, entry in shown.items():
         flops, seconds = _step_flops(entry) / base_flops, entry.step_seconds or math.nan
         ratio, runs = seconds / (base.step_seconds or math.nan), ", ".join(row.run for row in entry.finals.values())
+        cost = TableCell(f"{flops:.3f}", flops, "flops / steps of a run")
+        time = TableCell(f"{1000 * seconds:.1f}", 1000 * seconds, f"least seconds / steps of {runs}")
         rows.append(
-            [
-                TableCell(label),
-                TableCell(f"{flops:.3f}", flops, "flops / steps of a run"),
-                TableCell(f"{1000 * seconds:.1f}", 1000 * seconds, f"least seconds / steps of {runs}"),
-                TableCell(f"{ratio:.3f}", ratio, f"that over the one of {base.label}"),
-            ]
+            [TableCell(label), cost, time, TableCell(f"{ratio:.3f}", ratio, f"that over the one of {base.label}")]
         )
     notes = [
         f"FLOPs and seconds of one update, relative to {base.label}. The seconds are those of the fastest run of "
@@ -337,7 +320,7 @@ def _failures_section(answers: Sequence[GroupAnswer]) -> Section:
     title = "What collapsed or diverged"
     if not failed:
         return Section("failures", title, ["No run that has ended collapsed or diverged."])
-    rows = [list(map(TableCell, (row.run, row.group, row.contestant, row.state, row.reason))) for row in failed]
+    rows = [_texts(row.run, row.group, row.contestant, row.state, row.reason) for row in failed]
     counts = Counter[str](row.state for row in failed)
     text = (
         f"{', '.join(f'{count} {state}' for state, count in sorted(counts.items()))}. Collapsed: all tokens had one "
@@ -379,7 +362,7 @@ def receipts(answers: Sequence[GroupAnswer], rows: Mapping[Key, Row]) -> list[Se
     fresh = {answer.group.name: answer.group.part.fresh for answer in answers}
     every = [
         [
-            *map(TableCell, (row.run, row.group, row.contestant, f"{row.rate:g}", str(row.seed))),
+            *_texts(row.run, row.group, row.contestant, f"{row.rate:g}", str(row.seed)),
             TableCell(stage_of(row.key, fresh[row.group])),
             mean_cell([row]),
             TableCell(f"{row.seconds:.1f}", row.seconds, f"{row.run}.seconds"),

@@ -10,7 +10,7 @@ from spheret.evaluate.results import average, read
 from spheret.evaluate.results import number as paper_number
 from spheret.evaluate.tasks import PAPER_COLUMNS, Column
 from spheret.lab.page.section import Section, Table, TableCell
-from spheret.lab.runs import RATE_SETTINGS, Result, RunGroup, SourcedNumber
+from spheret.lab.runs import RATE_SETTINGS, Result, RunGroup
 from spheret.lab.statistics import mean_and_deviation
 from spheret.paper.assumptions import READINGS
 from spheret.paper.departures import departures, recipe_of
@@ -46,33 +46,29 @@ def format_perplexity(value: float) -> str:
     return f"{value:.2f}" if value < 1000 else f"{value:,.0f}"
 
 
-def number_cell(numbers: Sequence[SourcedNumber | None], format_number: Callable[[float], str]) -> TableCell:
+def number_cell(numbers: Sequence[TableCell | None], format_number: Callable[[float], str]) -> TableCell:
     """A cell from one number per seed: the number itself, or the mean and standard deviation of several."""
-    present = [number for number in numbers if number is not None]
-    if not present or len(present) < len(numbers):
+    values = [number.value for number in numbers if number is not None and number.value is not None]
+    if not values or len(values) < len(numbers):
         return TableCell(NOT_RUN)
-    if len(present) == 1:
-        return TableCell(format_number(present[0].value), present[0].value, present[0].source)
-    mean, deviation = mean_and_deviation([number.value for number in present])
-    sources = ", ".join(number.source for number in present)
+    mean, deviation = mean_and_deviation(values)
+    sources = ", ".join(number.source for number in numbers if number is not None)
+    if len(values) == 1:
+        return TableCell(format_number(mean), mean, sources)
     text = f"{format_number(mean)} \u00b1 {format_number(deviation)}"
     return TableCell(text, mean, f"mean({sources}) \u00b1 sd({sources})")
 
 
-def zero_shot_number(result: Result, column: Column) -> SourcedNumber | None:
-    """One metric of a run's eval.json, accuracies in percent as in the paper; None if it was not measured."""
+def zero_shot_number(result: Result, column: Column) -> TableCell:
+    """One metric of a run's eval.json, accuracies in percent as in the paper, if it was measured."""
     value = paper_number(read(result.run.path), column).value if _is_evaluated(result) else None
-    if value is None:
-        return None
-    return SourcedNumber(value, f"{result.name}/{EVAL} tasks.{column.task}.metrics.{column.metric}")
+    return TableCell("", value, f"{result.name}/{EVAL} tasks.{column.task}.metrics.{column.metric}")
 
 
-def average_accuracy(result: Result) -> SourcedNumber | None:
-    """The mean of the ten accuracies of a run's eval.json in percent; None if one of them was not measured."""
+def average_accuracy(result: Result) -> TableCell:
+    """The mean of the ten accuracies of a run's eval.json in percent, if all of them were measured."""
     mean = average(read(result.run.path)) if _is_evaluated(result) else None
-    if mean is None or mean.value is None:
-        return None
-    return SourcedNumber(mean.value, f"{result.name}/{EVAL} mean of the ten accuracies")
+    return TableCell("", None if mean is None else mean.value, f"{result.name}/{EVAL} mean of the ten accuracies")
 
 
 def evaluation_marks(result: Result) -> list[str]:
@@ -96,8 +92,9 @@ class Candidate:
     departures: list[str]
 
     @property
-    def names(self) -> str:
-        return ", ".join(run.name for run in self.runs)
+    def order(self) -> tuple[int, str, float]:
+        """By name and rate among those that depart alike: by the order of the group the best loss would be picked."""
+        return len(self.departures), self.runs[0].label, self.runs[0].rate
 
 
 class RunsBesideThePaper:
@@ -107,21 +104,19 @@ class RunsBesideThePaper:
     """
 
     def __init__(self, groups: Sequence[RunGroup]) -> None:
-        self.candidates: dict[PaperRun, list[Candidate]] = {}
+        self.shown: dict[PaperRun, Candidate] = {}
         for group in groups:
             for runs in (runs for rates in group.by_rate.values() for runs in rates.values()):
                 recipe = recipe_of(runs[0].run.config.as_dict())
                 if recipe is not None and all(run.number("val_loss") for run in runs):
                     found = [text for run in runs for text in departures(run.run.config.as_dict(), recipe)]
                     candidate = Candidate(runs, list(dict.fromkeys(found)))
-                    self.candidates.setdefault(recipe, []).append(candidate)
-        for candidates in self.candidates.values():
-            # by name and rate among equals: by the order of the group the best loss would be picked
-            candidates.sort(key=lambda each: (len(each.departures), each.runs[0].label, each.runs[0].rate))
+                    before = self.shown.setdefault(recipe, candidate)
+                    self.shown[recipe] = min(before, candidate, key=lambda each: each.order)
 
     def rows(self, corpus: str, sizes: Sequence[str] = SIZES) -> list[tuple[str, str | None]]:
         """The rows of a table: the paper's, and below each the other readings that were run."""
-        read = {(run.scheme, run.reading) for run in self.candidates if run.dataset == corpus and run.size in sizes}
+        read = {(run.scheme, run.reading) for run in self.shown if run.dataset == corpus and run.size in sizes}
         return [
             (row, reading)
             for row, scheme in ROWS.items()
@@ -129,19 +124,16 @@ class RunsBesideThePaper:
             if reading is None or (scheme, reading) in read
         ]
 
-    def _shown(self, row: str, reading: str | None, corpus: str, size: str) -> Candidate | None:
-        candidates = self.candidates.get(PaperRun(corpus, size, ROWS[row], reading=reading))
-        return candidates[0] if candidates else None
-
     def cell(
         self,
         place: tuple[str, str | None, str, str],
-        number: Callable[[Result], SourcedNumber | None],
+        number: Callable[[Result], TableCell | None],
         format_number: Callable[[float], str],
         marks: Callable[[Result], list[str]] = lambda run: [],
     ) -> TableCell:
         """The number of the runs at (row, reading, corpus, size), followed by what sets it apart from the paper's."""
-        shown = self._shown(*place)
+        row, reading, corpus, size = place
+        shown = self.shown.get(PaperRun(corpus, size, ROWS[row], reading=reading))
         if shown is None:
             return TableCell(NOT_RUN)
         cell = number_cell([number(run) for run in shown.runs], format_number)
@@ -154,11 +146,9 @@ class RunsBesideThePaper:
     def notes(self, corpora: Sequence[str], sizes: Sequence[str]) -> list[str]:
         """What a reader of a table must know about the runs in it."""
         rows, notes = {scheme: row for row, scheme in ROWS.items()}, []
-        for recipe, (shown, *_) in self.candidates.items():
-            if recipe.dataset not in corpora or recipe.size not in sizes:
-                continue
+        for recipe, shown in self.shown.items():
             place = f"{_row_name(rows[recipe.scheme], recipe.reading)}, {CORPORA[recipe.dataset]} {recipe.size}"
-            if shown.departures:
+            if shown.departures and recipe.dataset in corpora and recipe.size in sizes:
                 notes.append(
                     f"{DEPARTS} The run of {place}, has settings that differ from the paper's: "
                     f"{'; '.join(shown.departures)}."
@@ -233,19 +223,17 @@ def paper_section(groups: Sequence[RunGroup]) -> Section:
         f"scheme, size and corpus. S, M and L are the model sizes of the paper. A number with {DEPARTS} is from a "
         f"run that departs from the paper's recipe. The notes below its table name every setting that differs."
     ]
-    readings = [name for name in READINGS if any(run.reading == name for run in here.candidates)]
+    readings = [name for name in READINGS if any(run.reading == name for run in here.shown)]
     paragraphs += [
         f"Rows that end in {name} follow another reading of the paper. {READINGS[name].question} "
         f"{READINGS[name].other} The other rows: {READINGS[name].answer}"
         for name in readings
     ]
-    if not here.candidates:
+    if not here.shown:
         paragraphs.append(
             f'No run of this report has a scheme, size and corpus of the paper, so every cell "here" is "{NOT_RUN}".'
         )
-    return Section(
-        "paper", "Comparison with the paper", [*paragraphs, *FOOTNOTES], tables, folded=not here.candidates
-    )
+    return Section("paper", "Comparison with the paper", [*paragraphs, *FOOTNOTES], tables, folded=not here.shown)
 
 
 def summary_section(group: RunGroup) -> Section:
@@ -275,7 +263,9 @@ def summary_section(group: RunGroup) -> Section:
 
 
 def _shared_settings(group: RunGroup) -> str:
-    model, data, train = group.config.model, group.config.data, group.results[0].run.settings.train
+    # what all runs share stands in the config of the first
+    config, train = group.results[0].run.config, group.results[0].run.settings.train
+    model, data = config.model, config.data
     texts = {
         "layers": f"{model.layers} layers",
         "width": f"width {model.width}",
@@ -285,4 +275,4 @@ def _shared_settings(group: RunGroup) -> str:
         "head": f"{model.head} head",
     }
     shared = [text for key, text in texts.items() if key not in group.differing]
-    return ", ".join([f"corpus {corpus_name(group.config.as_dict())}", f"tokenizer {data.tokenizer.name}", *shared])
+    return ", ".join([f"corpus {corpus_name(config.as_dict())}", f"tokenizer {data.tokenizer.name}", *shared])
