@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,7 @@ PAGES = (
     HERE / "streams.md",
     HERE / "collapse.md",
     HERE.parent / "collapse.md",
+    HERE.parent / "technical-report.md",
     HERE.parent / "which-connection.md",
     HERE.parents[1] / "README.md",
 )
@@ -135,6 +137,7 @@ def marked_parts(drawn: Mapping[str, Mapping[str, bytes]]) -> dict[tuple[str, st
     parts["summary", "head"] = _worth_of_the_head(studies)
     parts["summary", "finding"] = _finding(studies)
     parts["summary", "connections"] = _connections(studies)
+    parts["summary", "members"] = _members(studies["depth"]["depth"])
     return parts | collapse_tables.parts()
 
 
@@ -162,6 +165,7 @@ def _of_a_study(
     parts = {}
     endpoints = endpoint_answers(plan.endpoints, answers)
     parts["endpoints", "all"] = _bullets([endpoint_sentence(answer) for answer in endpoints])
+    parts["finished", "all"] = _finished(endpoints)
     for answer in answers:
         parts["sentence", answer.group.name] = f"{answer_sentence(answer)}\n"
         parts["limits", answer.group.name] = _bullets(limits(answer))
@@ -188,6 +192,19 @@ def endpoint_sentence(answer: EndpointAnswer) -> str:
     first, second = answer.endpoint.contestants
     words = [_gap_words(each) for each in answer.comparisons]
     return f"{first} against {second}: {'; '.join(words)}{_slope_words(answer.slope)}."
+
+
+def _finished(endpoints: Sequence[EndpointAnswer]) -> str:
+    """The differences that have all their seeds, with their intervals, and how many questions have none yet."""
+    lines = []
+    for answer in endpoints:
+        done = [number(each) for each in answer.comparisons if each.seeds == each.planned]
+        if done and answer.endpoint.kind == "equivalence":
+            lines.append(endpoint_sentence(answer))
+        elif done:
+            lines.append(f"{' minus '.join(answer.endpoint.contestants)}: {'; '.join(done)}.")
+    left = len(endpoints) - len(lines)
+    return _bullets([*lines, *([f"Not finished: {left} of {len(endpoints)} questions of the plan."] if left else [])])
 
 
 def _gap_words(each: PairedComparison) -> str:
@@ -283,28 +300,54 @@ def _finding(studies: Studies) -> str:
     first, seeds = rungs[0].group, gaps[0].seeds
     words = (
         f"**What we found:** after {first.value('steps')} updates at width {first.value('width')}, the loss of the "
-        f"projection is {leads} nats\nbelow Pre-LN's at {layers} layers ({seeds} seeds). All of these models are "
-        "still between a bigram and a trigram"
+        f"projection is {leads} nats below Pre-LN's at {layers} layers ({seeds} seeds).\nA training step takes "
+        f"{_step_times()['proj-spheretnorm']:.2f} times as long. All of these models are still between a bigram and "
+        "a trigram"
     )
     later = [studies["length"][group] for group in ("length-steps1200-warmup60", "length-steps4800-warmup240")]
     every = [comparison(answer, "proj-spheretnorm", "pre-ln", where(answer)) for answer in later]
     numbers = "; ".join(number(each) for each in every if each.seeds == each.planned)
     page = "([length](docs/results/length.md))"
     if numbers:
-        return f"{words}.\nLater: {numbers} {page}.\n"
-    return f"{words}:\nhow much of the lead stays when they train on is not known yet {page}.\n"
+        return f"{words}. Later: {numbers} {page}. No GPU was available.\n"
+    return f"{words}: how much of the lead stays when they train on is not known yet {page}. No GPU was available.\n"
+
+
+def _step_times() -> dict[str, float]:
+    """The time of a training step of nanoGPT S by scheme, as a multiple of Pre-LN's."""
+    return {row["name"]: row["float32"]["x pre-ln"] for row in json.loads(STEP.read_text())["table"]}
 
 
 def _connections(studies: Studies) -> str:
     """The losses of the depth study by size, and the time of a step of nanoGPT S, as a table of finished rows."""
     by_size = ladder_of([answer for answer in studies["depth"].values() if answer.group.part.name == "depth"]).rungs
-    step = {row["name"]: row["float32"] for row in json.loads(STEP.read_text())["table"]}
+    step = _step_times()
     lines = [f"| connection | {' | '.join(by_size)} | step |", "|---|" + "---:|" * (len(by_size) + 1)]
     for contestant in next(iter(by_size.values())).group.contestants:
         entries = [answer.by_label[contestant.label] for answer in by_size.values()]
         if all(len(entry.finals) == entry.planned and not entry.failed for entry in entries):
             losses = " | ".join(f"{entry.mean:.3f}" for entry in entries)
-            lines.append(f"| {contestant.label} | {losses} | {step[contestant.label]['x pre-ln']:.2f} |")
+            lines.append(f"| {contestant.label} | {losses} | {step[contestant.label]:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _members(answer: GroupAnswer) -> str:
+    """The losses of the family's members at one learning rate, by the tuning seeds that all of them have."""
+    labels = (
+        "p-spheretnorm",
+        "proj-spheretnorm",
+        "cay-spheretnorm",
+        "geonorm",
+        "proj-spheretnorm (schedule=constant)",
+    )
+    rows = {
+        label: {(row.rate, row.seed): row.val_loss for row in answer.by_label[label].tries if sound(row)}
+        for label in labels
+    }
+    shared = sorted(set.intersection(*map(set, rows.values())))
+    columns = " | ".join(f"seed {seed}, {rate:g}" for rate, seed in shared)
+    lines = [f"| connection | {columns} |", "|---|" + "---:|" * len(shared)]
+    lines += [f"| {label} | {' | '.join(f'{found[key]:.3f}' for key in shared)} |" for label, found in rows.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -400,14 +443,14 @@ def _beside_the_paper(ours: GroupAnswer) -> str:
     return "\n".join(lines) + "\n"
 
 
-def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
-    """A page with its marked parts written anew."""
+def filled(text: str, parts: dict[tuple[str, str], str], figures: str = "figures") -> str:
+    """A page with its marked parts written anew. figures: where the figures lie, from the page."""
 
     def part(match: re.Match[str]) -> str:
         key = match["kind"], match["name"]
         if key not in parts:
             raise KeyError(f"no {match['kind']} of the name {match['name']}: {sorted(parts)}")
-        return f"{match['begin']}{parts[key]}{match['end']}"
+        return f"{match['begin']}{parts[key].replace('](figures/', f']({figures}/')}{match['end']}"
 
     return MARKED.sub(part, text)
 
@@ -431,7 +474,8 @@ def files() -> dict[Path, bytes]:
         if rows_of(study)
     }
     parts = marked_parts(made)
-    pages = {page: filled(page.read_text(), parts) for page in PAGES}
+    figures = {page: os.path.relpath(HERE / "figures", page.parent) for page in PAGES}
+    pages = {page: filled(page.read_text(), parts, figures[page]) for page in PAGES}
     # a study has more figures than pages need
     shown = "".join(pages.get(page) or page.read_text() for page in HERE.parent.rglob("*.md"))
     written = {page: text.encode() for page, text in pages.items()}
