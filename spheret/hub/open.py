@@ -63,7 +63,7 @@ def written(target: Path) -> Iterator[Path]:
         try:
             yield partial
         except SafetensorError as error:
-            # that of a full disk is no OSError
+            # the error of a full disk is not an OSError
             raise OSError(
                 f"{target} cannot be written ({error}): make room, and run the same command again."
             ) from None
@@ -323,7 +323,7 @@ def _load_converted(saved: SavedModel, example_inputs: Any, options: dict[str, A
     delattr(config, OWN)
     with refusing(f"{saved.path / CONFIG} does not say how the model was converted", _REMEDY):
         scheme, chosen = str(entry["scheme"]), dict(entry["options"])
-    # a class of transformers, or one that was registered, as that of our runs
+    # a class of transformers, or one that was registered, as our runs' class is
     registered = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     kind = getattr(transformers, saved.architecture, registered)
     is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)

@@ -96,7 +96,7 @@ def _rates_and_seeds(schemes: str, seeds: str, given_rates: Sequence[float] | No
         raise ValueError(
             f"--seeds {seeds[:60]} are for given rates; the seeds of a search are its own: give a number."
         )
-    # a width that is none is refused with all other settings
+    # an invalid width is refused with all other settings
     width = min(max(1, shared["model"]["width"]), 1 << 20)
     centres = {label: known_rate(label if label in rates() else scheme, width) for label, scheme in labels.items()}
     rates_of = {label: [rounded(factor * rate) for factor in FACTORS] for label, rate in centres.items()}

@@ -469,7 +469,7 @@ class Watch:
             try:
                 self.model(*args, **kwargs)
             except Exception as error:
-                print(f"spheret.watch: another forward pass failed: {shortened(str(error), 200)}", file=sys.stderr)
+                print(f"spheret.watch: a second forward pass failed: {shortened(str(error), 200)}", file=sys.stderr)
 
         with self._quietly(), ExitStack() as stack:
             for device, dtype in cast:

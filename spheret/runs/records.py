@@ -56,7 +56,7 @@ class Environment(Record, omit_defaults=True):
 
 class RunRecord(Record):
     """config.json. In memory the sections of settings are configs; in the file each is a table, which `build_section`
-    checks as it does those of config files.
+    checks as it checks config files.
     """
 
     # GPTConfig, TrainConfig and EvaluationConfig; the last two are null in a run that was not trained here

@@ -143,8 +143,8 @@ def _resolve(
             changes.append(f"data (the run has {saved!r}, asked for {sha256!r})")
         if changes:
             raise ValueError(
-                f"{run.path} is another run; these differ: {', '.join(changes)}. Give another --out; or --resume to "
-                f"continue it with its own settings; or --force to remove it."
+                f"{run.path} is a different run; these differ: {', '.join(changes)}. Give a different --out; or "
+                "--resume to continue it with its own settings; or --force to remove it."
             )
     return config, data
 

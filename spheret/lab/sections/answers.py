@@ -1,4 +1,4 @@
-"""The sections that rows alone decide. Every number carries its source: RUN.KEY is a key of that run's row."""
+"""The sections that depend only on rows. Every number carries its source: RUN.KEY is a key of that run's row."""
 
 from __future__ import annotations
 
@@ -199,12 +199,12 @@ def _losses_table(answer: GroupAnswer) -> Table:
 
 
 def _plain_gap(answer: GroupAnswer, entry: Entry) -> TableCell:
-    """The difference of two losses that have no noise to measure it by, such as those of one seed."""
+    """The difference of two losses without a noise to measure it by, such as two losses of one seed."""
     other = answer.by_label[answer.reference]
     if not (math.isfinite(entry.mean) and math.isfinite(other.mean)) or entry is other:
         return NONE
     value = entry.mean - other.mean
-    return TableCell(f"{value:+.4f}", value, f"val loss of {entry.label} minus that of {other.label}")
+    return TableCell(f"{value:+.4f}", value, f"val loss of {entry.label} minus val loss of {other.label}")
 
 
 def _bowls_section(answers: Sequence[GroupAnswer]) -> Section | None:
@@ -219,7 +219,7 @@ def _bowls_section(answers: Sequence[GroupAnswer]) -> Section | None:
         tables.append(Table(name, f"{answer.group.title}: learning rates", columns, rows))
     words = ["How the loss of a contestant depends on its learning rate."]
     if begun[0].group.part.fresh:
-        words.append("These runs chose the rate, so that their losses are not those of the verdicts.")
+        words.append("These runs chose the rate, so no verdict uses their losses.")
     return Section("bowls", "Learning rates", [" ".join(words)], tables, _shown(map(bowls_chart, begun)))
 
 
@@ -242,7 +242,7 @@ def _ladder_section(ladder: Ladder) -> Section | None:
     if not any(gap for found in gaps.values() for gap in found):
         return None
     columns = ["contestant", *(f"gap, {name}" for name in ladder.rungs)]
-    notes = [f"The gap is the loss minus that of {ladder.reference} \u00b1 half its 95% interval. Below 0 is better."]
+    notes = [f"The gap is the loss minus {ladder.reference}'s \u00b1 half its 95% interval. Below 0 is better."]
     rows = [
         [TableCell(label), *(_rung_cell(a, label, gap) for a, gap in zip(ladder.answers, found, strict=True))]
         for label, found in gaps.items()
@@ -341,7 +341,7 @@ def _failures_section(answers: Sequence[GroupAnswer]) -> Section:
     counts = Counter[str](row.state for row in failed)
     text = (
         f"{', '.join(f'{count} {state}' for state, count in sorted(counts.items()))}. Collapsed: all tokens had one "
-        "direction and the loss stayed that of token frequencies. Diverged: a guard stopped the run or marked it. A "
+        "direction and the loss stayed at the unigram entropy. Diverged: a guard stopped the run or marked it. A "
         "contestant with such a run among its seeds is not compared. `spheret inspect RUN` says where it began and "
         "what to try."
     )

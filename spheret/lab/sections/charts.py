@@ -1,4 +1,4 @@
-"""The charts that rows alone decide, and the lines that all charts of runs are made of.
+"""The charts that depend only on rows, and the lines that all charts of runs are made of.
 
 A chart shows as many contestants as a reader can tell apart, the best ones, and its caption says so.
 """
@@ -238,7 +238,7 @@ def ladder_chart(ladder: Ladder) -> Chart | None:
         for line in shown
     ]
     caption = (
-        f"{ladder.title}: loss minus that of {ladder.reference} by {ladder.key or 'rung'}, with 95% intervals. "
+        f"{ladder.title}: loss minus the loss of {ladder.reference} by {ladder.key or 'rung'}, with 95% intervals. "
         f"Below the line a contestant is better than {ladder.reference}"
     )
     return Chart(f"{slug(ladder.part.name)}-ladder", capped(caption, lines), panels, shared=True)
