@@ -262,7 +262,7 @@ def _from_pretrained(saved: SavedModel, kind: Any, config: Any, options: dict[st
     # transformers only warns, and continues with random numbers
     if wrong := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
         raise ValueError(
-            f"{saved.given} lacks {shortened(wrong[0])}, or has it in another shape ({len(wrong)} in all), so that "
+            f"{saved.given} lacks {shortened(wrong[0])}, or has it in a wrong shape ({len(wrong)} in all), so that "
             "it would be random numbers: save the whole model again."
         )
     return model
@@ -349,7 +349,7 @@ def _load_steps(saved: SavedModel, model: Any) -> None:
             found |= {own_names[name]: file.get_tensor(name) for name in file.keys() if name in own_names}  # noqa: SIM118
     if wrong := sorted(name for name, x in wanted.items() if name not in found or found[name].shape != x.shape):
         raise ValueError(
-            f"the model in {saved.given} lacks {wrong[0]}, or has it in another shape ({len(wrong)} in all): "
+            f"the model in {saved.given} lacks {wrong[0]}, or has it in a wrong shape ({len(wrong)} in all): "
             f"{_REMEDY}."
         )
     model.load_state_dict(found, strict=False)

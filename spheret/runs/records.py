@@ -103,7 +103,7 @@ class TrainingRecord(Record):
     seconds: NonNegative
     # what the judge of losses and sublayers remembers
     judge: JudgeState
-    # one per process: the states of its random generators. None at all would look like a world of another size
+    # one per process: the states of its random generators. None at all would look like a world of a different size
     rng: Annotated[list[Annotated[str, Meta(pattern="^([0-9a-f]{2})+(,([0-9a-f]{2})+)*$")]], Meta(min_length=1)]
     threads: Annotated[int, Meta(ge=1, le=4096)]
     # what computed the updates: native, closed, triton, ...

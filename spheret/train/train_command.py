@@ -282,7 +282,7 @@ def _announce(path: Path, config: RunConfig, data: Data, parameters: int, traine
     if found_rate:
         print(f"learning rate: {config.train.lr:g}, {rate_words(model)}")
     if model.norm is not None and not hasattr(model.build_scheme(), "norm"):
-        print(f"norm: {model.scheme} has no norm that could be another, so model.norm {model.norm} changes nothing")
+        print(f"norm: {model.scheme} has no norm that could be chosen, so model.norm {model.norm} changes nothing")
     print(
         f"data: {corpus} as {data.manifest.tokenizer.name}, {data.tokens('train'):,} training and "
         f"{data.tokens('val'):,} validation tokens; {tokens:,} tokens are {tokens / data.tokens('train'):.3g} epochs"

@@ -1,4 +1,4 @@
-"""Runs through the command line: what they leave, that they repeat, and that they go on to the bit."""
+"""Runs through the command line: what they leave, that they repeat, and that they resume bitwise."""
 
 import json
 import shutil
