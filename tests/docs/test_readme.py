@@ -39,7 +39,6 @@ def held():
     study = tomllib.loads(PLANS["depth"].read_text())
     return {
         **{name: clock(value) for name, value in seconds.items()},
-        "layers of the study": str(study["model"]["layers"]),
         "width of the study": str(study["model"]["width"]),
         "updates of the study": str(study["train"]["steps"]),
         # the captions of two pictures
