@@ -27,7 +27,7 @@ from spheret.support.ranges import check_above_zero, check_count, counts, whole_
 from spheret.train.recipes import known_rate, rates
 
 FIRST_SEED, MOST_SEEDS = 1337, 10_000
-# the paper's nine, the one with normed branches, and the projection with the paper's head
+# the paper's eight and Post-LN, the one with normed branches, and the projection with the paper's head
 CONTESTANTS = "paper,normed-spheretnorm,proj-spheretnorm:head=tied"
 # nats above the lowest loss: seeds differ by a tenth of it
 BEHIND = 0.1
@@ -123,8 +123,8 @@ class RaceOptions:
     """Who races, and where the race is written.
 
     Args:
-        schemes: "paper" for its nine, "all", or names with commas; scheme:option=value races a variant, and
-            scheme:head=tied or scheme:head_bias=none one with another head.
+        schemes: "paper" for its eight and Post-LN, "all", or names with commas; scheme:option=value races a variant,
+            and scheme:head=tied or scheme:head_bias=none one with a different head.
         seeds: How many seeds; or, with a comma, the seeds: 3,4,9 (one seed: 7,). With one no pair can have a winner.
             Who is 0.1 behind with the first one, or in the search for its rate, gets no more.
         lr: Highest learning rates with commas. Every scheme is trained at each and reported at its best.
