@@ -129,8 +129,8 @@ def _comparisons_table(lines: Sequence[PairedComparison]) -> Table:
     if any(line.margin is not None for line in lines):
         notes.append(
             "Within a margin: equivalent if two one-sided t-tests at 5% reject a difference as large as the margin "
-            "on either side. The interval is then of 90%, and p is the larger of the two. Not shown does not mean "
-            "different."
+            "on either side. The interval is then of 90%, and p is the larger of the two. Failing to show "
+            "equivalence does not show a difference."
         )
     columns = ["endpoint", "size", "difference", "interval", "p", "seeds", "answer"]
     return Table("endpoints", "Endpoints", columns, rows, notes)
@@ -354,7 +354,7 @@ def _missing_section(answers: Sequence[GroupAnswer]) -> Section | None:
     if not any(left.values()) and not any(answer.group.part.fresh for answer in answers):
         return None
     words = [f"{name} about {count}" for name, count in left.items() if count]
-    text = f"Runs still to come: {', '.join(words)}. The same command goes on where it stopped."
+    text = f"Runs still to come: {', '.join(words)}. The same command continues."
     return Section(
         "not-run", "What was not run", [text if words else "Everything that the plan asks for has been run."]
     )
