@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import torch
@@ -101,9 +102,12 @@ def test_the_first_example_keeps_its_promise():
     assert lengths.flatten().tolist() == pytest.approx([radius] * lengths.numel(), rel=1e-5)
 
 
-def test_the_decoder_of_examples_is_readmes():
+def test_what_pages_show_of_examples_is_in_them():
     model = EXAMPLES["README.md-0"].partition("class ")[2].partition("\n\n\ntokens = ")[0]
     assert model in (ROOT / "examples" / "decoder.py").read_text()
+    # and the tutorial shows a part of the vision transformer
+    (forward,) = re.findall(r"```py\n(.*?)```", (DOCS / "tutorial.md").read_text(), re.DOTALL)
+    assert indent(forward, " " * 8) in SCRIPTS["vit.py"]
 
 
 def test_the_diff_of_the_tutorial_changes_nothing_but_the_connection():
