@@ -404,8 +404,8 @@ RULES = (
     ),
     Rule(
         "exploding", outgrown,
-        "the update of {name} is {now:.2g} of its weights, {times:.3g} times that of the same place in the layers "
-        "beside it",
+        "the update of {name} is {now:.2g} of its weights, {times:.3g} times as much as at the same place "
+        "in the layers beside it",
         "lower the learning rate of these weights, and look at their parameter group", needs="updates",
     ),
     Rule(

@@ -320,7 +320,7 @@ def _costs_table(answer: GroupAnswer) -> Table | None:
             ]
         )
     notes = [
-        f"FLOPs and seconds of one update, relative to {base.label}. The seconds are those of the fastest run of "
+        f"FLOPs and seconds of one update, relative to {base.label}. The seconds are from the fastest run of "
         "each contestant, beside whatever else ran."
     ]
     columns = ["contestant", "FLOPs", "ms per step", "seconds"]
