@@ -1,6 +1,6 @@
 """Build dist/*.tar.gz and dist/*.whl, twice the same bytes from the same files: `make dist`.
 
-The time in the archives is that of the last commit. Setuptools writes the times and the owner of the files into an
+The archives carry the time of the last commit. Setuptools writes the times and the owner of the files into an
 sdist, so that it is packed again without them.
 """
 

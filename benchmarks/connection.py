@@ -35,7 +35,7 @@ SHORT = ("--no-compile", "--repeats", "9")
 class BenchRows:
     """A stream, a branch, a step and an incoming gradient, and the bytes that an update of them must move.
 
-    gain: that of a normed branch, or None. It is a single row, and its gradient too.
+    gain: of a normed branch, or None. It is a single row, and its gradient too.
     """
 
     def __init__(self, n: int, d: int, branch: torch.dtype, device: str, normed: bool = False):

@@ -37,7 +37,7 @@ class Comparison(NamedTuple):
 
 
 def run(main: Callable[..., None], words: Sequence[str] | None = None) -> None:
-    """Call a benchmark with flags, by default those of this process. Bad input ends it with one sentence."""
+    """Call a benchmark with flags, by default this process's. Bad input ends it with one sentence."""
     if words is None:
         # libraries that are imported later write into the cache of spheret
         keep_libraries_inside()

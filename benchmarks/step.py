@@ -206,7 +206,7 @@ def main(
             for row in rows
         ],
     )
-    print("x pre-ln: the time of a step divided by that of pre-ln. Medians of interleaved steps.")
+    print("x pre-ln: the time of a step divided by pre-ln's. Medians of interleaved steps.")
     if "bf16" not in measured:
         print(f"bf16 was not measured: this {place.type} has no bfloat16 arithmetic.")
     settings = {"size": size, "tokens": tokens, "block": block, "repeats": repeats, "device": str(place)}

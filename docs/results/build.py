@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,6 +71,7 @@ PAGES = (
     HERE / "streams.md",
     HERE / "collapse.md",
     HERE.parent / "collapse.md",
+    HERE.parent / "technical-report.md",
     HERE.parent / "which-connection.md",
     HERE.parent / "findings.md",
     HERE.parents[1] / "README.md",
@@ -164,7 +166,7 @@ class Study:
 
     def _own(self) -> dict[tuple[str, str], str]:
         sentences = [endpoint_sentence(answer) for answer in self.found.endpoints]
-        parts = {("endpoints", "all"): _bullets(sentences)}
+        parts = {("endpoints", "all"): _bullets(sentences), ("finished", "all"): _finished(self.found.endpoints)}
         for name, answer in self.answers.items():
             parts["sentence", name] = f"{answer_sentence(answer)}\n"
             parts["limits", name] = _bullets(limits(answer))
@@ -197,6 +199,7 @@ def marked_parts(every: Sequence[Study]) -> dict[tuple[str, str], str]:
         "finding": _finding(studies),
         "lead": f"- **How long the lead of the projection lasts.** {lead}\n",
         "connections": _connections(studies),
+        "members": _members(studies["depth"]["depth"]),
     }
     parts = {("summary", name): text for name, text in summaries.items()}
     for study in every:
@@ -224,6 +227,19 @@ def endpoint_sentence(answer: EndpointAnswer) -> str:
     first, second = answer.endpoint.contestants
     words = [_gap_words(each) for each in answer.comparisons]
     return f"{first} against {second}: {'; '.join(words)}{_slope_words(answer.slope)}."
+
+
+def _finished(endpoints: Sequence[EndpointAnswer]) -> str:
+    """The differences that have all their seeds, with their intervals, and how many questions have none yet."""
+    lines = []
+    for answer in endpoints:
+        done = [number(each) for each in answer.comparisons if each.seeds == each.planned]
+        if done and answer.endpoint.kind == "equivalence":
+            lines.append(endpoint_sentence(answer))
+        elif done:
+            lines.append(f"{' minus '.join(answer.endpoint.contestants)}: {'; '.join(done)}.")
+    left = len(endpoints) - len(lines)
+    return _bullets([*lines, *([f"Not finished: {left} of {len(endpoints)} questions of the plan."] if left else [])])
 
 
 def _gap_words(each: PairedComparison) -> str:
@@ -319,14 +335,16 @@ def _finding(studies: Studies) -> str:
     first, seeds = rungs[0].group, gaps[0].seeds
     words = (
         f"**What we found:** after {first.value('steps')} updates at width {first.value('width')}, the loss of the "
-        f"projection is {leads} nats\nbelow Pre-LN's at {layers} layers ({seeds} seeds). All of these models are "
-        "still between a bigram and a trigram"
+        f"projection is {leads} nats below Pre-LN's at {layers} layers ({seeds} seeds).\nA training step takes "
+        f"{_step_times()['proj-spheretnorm']:.2f} times as long. All of these models are still between a bigram and "
+        "a trigram"
     )
     page = "([length](docs/results/length.md))"
     if not _by_length(studies):
-        return f"{words}:\nhow much of the lead stays when they train on is not known yet {page}.\n"
+        later = f"how much of the lead stays when they train on is not known yet {page}"
+        return f"{words}:\n{later}. No GPU was available.\n"
     picture = f"![{LEAD}](docs/results/figures/length-lead.svg)"
-    return f"{words}.\n{_by_length(studies)} {page}\n\n{picture}\n"
+    return f"{words}.\n{_by_length(studies)} {page} No GPU was available.\n\n{picture}\n"
 
 
 def _by_length(studies: Studies) -> str:
@@ -404,16 +422,41 @@ def _default_rates(answer: GroupAnswer) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _step_times() -> dict[str, float]:
+    """The time of a training step of nanoGPT S by scheme, as a multiple of Pre-LN's."""
+    return {row["name"]: row["float32"]["x pre-ln"] for row in json.loads(STEP.read_text())["table"]}
+
+
 def _connections(studies: Studies) -> str:
     """The losses of the depth study by size, and the time of a step of nanoGPT S, as a table of finished rows."""
     by_size = ladder_of([answer for answer in studies["depth"].values() if answer.group.part.name == "depth"]).rungs
-    step = {row["name"]: row["float32"] for row in json.loads(STEP.read_text())["table"]}
+    step = _step_times()
     lines = [f"| connection | {' | '.join(by_size)} | step |", "|---|" + "---:|" * (len(by_size) + 1)]
     for contestant in next(iter(by_size.values())).group.contestants:
         entries = [answer.by_label[contestant.label] for answer in by_size.values()]
         if all(len(entry.finals) == entry.planned and not entry.failed for entry in entries):
             losses = " | ".join(f"{entry.mean:.3f}" for entry in entries)
-            lines.append(f"| {contestant.label} | {losses} | {step[contestant.label]['x pre-ln']:.2f} |")
+            lines.append(f"| {contestant.label} | {losses} | {step[contestant.label]:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _members(answer: GroupAnswer) -> str:
+    """The losses of the family's members at one learning rate, by the tuning seeds that all of them have."""
+    labels = (
+        "p-spheretnorm",
+        "proj-spheretnorm",
+        "cay-spheretnorm",
+        "geonorm",
+        "proj-spheretnorm (schedule=constant)",
+    )
+    rows = {
+        label: {(row.rate, row.seed): row.val_loss for row in answer.by_label[label].tries if sound(row)}
+        for label in labels
+    }
+    shared = sorted(set.intersection(*map(set, rows.values())))
+    columns = " | ".join(f"seed {seed}, {rate:g}" for rate, seed in shared)
+    lines = [f"| connection | {columns} |", "|---|" + "---:|" * len(shared)]
+    lines += [f"| {label} | {' | '.join(f'{found[key]:.3f}' for key in shared)} |" for label, found in rows.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -501,14 +544,14 @@ def _beside_the_paper(ours: GroupAnswer) -> str:
     return "\n".join(lines) + "\n"
 
 
-def filled(text: str, parts: dict[tuple[str, str], str]) -> str:
-    """A page with its marked parts written anew."""
+def filled(text: str, parts: dict[tuple[str, str], str], figures: str = "figures") -> str:
+    """A page with its marked parts written anew. figures: where the figures lie, from the page."""
 
     def part(match: re.Match[str]) -> str:
         key = match["kind"], match["name"]
         if key not in parts:
             raise KeyError(f"no {match['kind']} of the name {match['name']}: {sorted(parts)}")
-        return f"{match['begin']}{parts[key]}{match['end']}"
+        return f"{match['begin']}{parts[key].replace('](figures/', f']({figures}/')}{match['end']}"
 
     return MARKED.sub(part, text)
 
@@ -517,7 +560,8 @@ def files() -> dict[Path, bytes]:
     """The content of every file that follows from the results."""
     every = [Study(name) for name in STUDIES]
     parts = marked_parts(every)
-    pages = {page: filled(page.read_text(), parts) for page in PAGES}
+    figures = {page: os.path.relpath(HERE / "figures", page.parent) for page in PAGES}
+    pages = {page: filled(page.read_text(), parts, figures[page]) for page in PAGES}
     # a study has more figures, and may have more tables, than pages need
     shown = "".join(pages.get(page) or page.read_text() for page in HERE.parent.rglob("*.md"))
     written = {page: text.encode() for page, text in pages.items()}

@@ -285,7 +285,7 @@ def fixed_map(name: str, width: int, seed: int) -> Fixed:
         return Fixed(torch.eye(width)[torch.randperm(width, generator=draw)])
     if name == "orthogonal":
         q, r = torch.linalg.qr(torch.randn(width, width, generator=draw))
-        # the signs make the distribution that of Haar
+        # with these signs the distribution is Haar's
         return Fixed(q * r.diagonal().sign())
     assert name == "flip"
     return Fixed(-torch.eye(width))

@@ -54,7 +54,7 @@ __all__ = [
     "scheme",
 ]
 
-# each row is a Scheme class, or a Scheme class with other defaults; the first nine are the paper's
+# each row is a Scheme class, or a Scheme class with other defaults; the first nine are the paper's and Post-LN
 SCHEMES: dict[str, Callable[..., Scheme]] = {
     "pre-ln": flat.PreLN,
     "post-ln": flat.PostLN,
@@ -131,7 +131,7 @@ OTHER_NAMES: dict[str, str] = {
 
 
 def list_schemes() -> list[str]:
-    """The names of all schemes; the paper's nine come first."""
+    """The names of all schemes; the paper's eight and Post-LN come first."""
     return list(SCHEMES)
 
 

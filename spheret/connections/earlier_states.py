@@ -217,7 +217,7 @@ class DenseConnection(Connection):
 class DenseFormer(ResidualScheme):
     """Pre-LN whose h after block b is sum_i a_i x_i, over what entered and the outputs of blocks 1 to b.
 
-    x_b = h + F(LN h) is the block's own output. The learned a_i start at 0, and that of the block itself at 1. And a
+    x_b = h + F(LN h) is the block's own output. The learned a_i start at 0, and the block's own at 1. And a
     final norm.
     """
 

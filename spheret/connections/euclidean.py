@@ -72,7 +72,7 @@ class NormedConnection(LayerNumbers, Connection):
         return self.outer_norm(wide + added).to(h.dtype)
 
     def branch_gains(self) -> list[nn.Parameter]:
-        # a gain without a norm is a factor beside that of the branch's last layer
+        # a gain without a norm only repeats the factor of the branch's last layer
         return list(self.output_norm.parameters()) if isinstance(self.output_norm, Norm) else []
 
 
@@ -283,7 +283,7 @@ class PreDerf(ScaledEmbeddings):
 class PreDyISRU(ScaledEmbeddings):
     """Pre-LN with w sqrt(d) x/sqrt(b + x^2) for every norm, and embeddings times a scalar that starts at sqrt d.
 
-    The source gives no such scalar. It is that of `pre-dyt`.
+    The source has no such scalar: it is taken from `pre-dyt`.
     """
 
     source: ClassVar[str] = "arXiv 2503.21708"

@@ -86,7 +86,7 @@ class AffineGeoNormConnection(Connection):
 class GeoNormAffine(ResidualScheme):
     """GeoNorm with the angle min((s min(|z|/|h|, pi/4) + b)/block, pi/4), s = 1 and b = 0 learned; a final RMSNorm.
 
-    The entry puts the stream on the sphere of radius sqrt d. `branch_norm` is that of the other spherical schemes.
+    The entry puts the stream on the sphere of radius sqrt d. `branch_norm` is as in the other spherical schemes.
     """
 
     norm: str = "rmsnorm"

@@ -78,7 +78,7 @@ class SchemeChoice:
 
 
 def parse_schemes(text: str, others: Collection[str] = ()) -> list[SchemeChoice]:
-    """Scheme names separated by commas. `paper` is its nine schemes, `all` every scheme.
+    """Scheme names separated by commas. `paper` is its eight and Post-LN, `all` every scheme.
 
     `scheme:option=value:option=value` sets options of a scheme, and settings whose names are in `others`.
     """

@@ -331,7 +331,7 @@ class Spherical(Scheme):
         )
 
     def step_sum(self, num_sublayers: int) -> float | None:
-        """The sum of lambda_l. Its growth with depth is that of the schedule: a constant one has num_sublayers."""
+        """The sum of lambda_l. It grows with depth as the schedule does: a constant one has num_sublayers."""
         counted = (self._counted(sublayer, num_sublayers) for sublayer in range(1, num_sublayers + 1))
         return math.fsum(factor(self.schedule, *each) for each in counted)
 

@@ -119,7 +119,7 @@ def check_gains(model: nn.Module, plan: ConversionPlan) -> None:
 def skips_layers(model: nn.Module, inputs: Any, plan: ConversionPlan) -> bool:
     """Whether the model leaves out layers at random in training mode.
 
-    Raises ConversionError if it adds a branch in another way then, as where its code drops branches at random.
+    Raises ConversionError if it then adds a branch differently, as where its code drops branches at random.
     """
     model.train()
     try:
@@ -222,7 +222,7 @@ class Comparison:
 
     def _check(self, x: Tensor, y: Any, time: int, what: str) -> float:
         if not isinstance(y, Tensor) or x.numel() != y.numel():
-            raise ConversionError(f"after the conversion, {what} has another shape. The model was reverted.")
+            raise ConversionError(f"after the conversion, {what} has a different shape. The model was reverted.")
         gap = _gap(x, y.reshape(x.shape))
         if not gap <= _TOLERANCES.get(x.dtype, 1e-3):
             raise ConversionError(

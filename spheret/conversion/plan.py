@@ -73,7 +73,7 @@ class Chain:
     leaving: list[Read] = field(default_factory=list)
     # the module whose output is the stream, if no module reads it there
     last: Made | None = None
-    # those of `leaving` that also run elsewhere, such as a ResNet's relu inside of the branch
+    # modules of `leaving` that also run elsewhere, such as a ResNet's relu inside of the branch
     shared: set[str] = field(default_factory=set)
 
 

@@ -93,7 +93,7 @@ class Observations:
                 point.length.fill_(math.exp(self.mean(step, "log next length")) / float(step.radius))
 
     def _alpha(self, step: Step, radius: float, observed_radius: float) -> float:
-        """The fitted step size at a radius, from rows that were observed at another one."""
+        """The fitted step size at a radius, from rows that were observed at a different one."""
         sums = self.sums[id(step)]
         if sums["weights"] == 0:
             # branches that return zeros turn nothing: a step of the stream's own scale

@@ -187,7 +187,7 @@ def check_ids(where: object, largest: int, vocab_size: int) -> None:
     if largest >= vocab_size:
         raise ValueError(
             f"{where} holds token id {largest}, beyond the vocabulary of {vocab_size} (largest {vocab_size - 1}): "
-            f"the data is damaged or of another tokenizer, prepare it again."
+            f"the data is damaged or of a different tokenizer, prepare it again."
         )
 
 

@@ -96,7 +96,7 @@ def refuse_output_among_text(name: str, out: Path) -> None:
     if folder.is_dir() and out.expanduser().resolve().is_relative_to(folder.resolve()):
         raise ValueError(
             f"--out {out} lies inside --data {name}, and would be read as text the next time: give an --out "
-            "elsewhere, or the folder of the text alone."
+            "elsewhere, or only the folder of the text."
         )
 
 

@@ -225,7 +225,7 @@ class _Job:
             digest = manifest.corpus.documents_sha256
             differences = ["text that has changed since"] if _documents_digest(self.corpus) != digest else []
         if not differences and settings.tokenizer_sha256 not in (None, manifest.tokenizer.sha256):
-            differences = ["another tokenizer"]
+            differences = ["a different tokenizer"]
         if differences:
             raise FileExistsError(
                 f"{self.directory} already holds other data ({'; '.join(differences)}): give another --out, or "
@@ -254,7 +254,7 @@ class _Job:
         try:
             self.corpus.check_unchanged()
         except ValueError:
-            # also what earlier calls wrote may be of another text
+            # also what earlier calls wrote may be of a different text
             workspace.fresh = True
             raise
         workspace.finish(self._manifest(tokenizers.describe(tokenizer), counts, digest, writers))

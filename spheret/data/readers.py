@@ -174,7 +174,7 @@ def _odd_line(line: bytes, where: str, column: str) -> Document:
     try:
         row = json.loads(line.decode("utf-8", "surrogateescape"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON ({error}): mend or remove it.") from None
+        raise ValueError(f"{where} is not JSON ({error}): fix or remove it.") from None
     if not isinstance(row, dict) or column not in row:
         columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
         raise ValueError(missing_column(where, column, columns))

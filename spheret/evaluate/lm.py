@@ -55,7 +55,7 @@ class SpheretLM(TemplateLM):
         if tokenizer.vocab_size > model.config.vocab:
             raise ValueError(
                 f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens and the model's embedding has "
-                f"{model.config.vocab} rows: the model was trained with another tokenizer."
+                f"{model.config.vocab} rows: the model was trained with a different tokenizer."
             )
         self._device = resolve_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.gpt, self.text = model.to(self._device, PRECISIONS[precision]).eval(), tokenizer

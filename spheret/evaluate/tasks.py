@@ -169,7 +169,7 @@ def check_rows(path: Path, content: bytes, task: Task) -> int:
             decoder.decode(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"line {number} of {path}: {error}. A row holds {', '.join(task.fields)}: mend it or remove it."
+                f"line {number} of {path}: {error}. A row holds {', '.join(task.fields)}: fix it or remove it."
             ) from None
         count = number
     return count

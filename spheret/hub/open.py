@@ -63,7 +63,7 @@ def written(target: Path) -> Iterator[Path]:
         try:
             yield partial
         except SafetensorError as error:
-            # that of a full disk is no OSError
+            # the error of a full disk is not an OSError
             raise OSError(
                 f"{target} cannot be written ({error}): make room, and run the same command again."
             ) from None
@@ -262,7 +262,7 @@ def _from_pretrained(saved: SavedModel, kind: Any, config: Any, options: dict[st
     # transformers only warns, and continues with random numbers
     if wrong := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
         raise ValueError(
-            f"{saved.given} lacks {shortened(wrong[0])}, or has it in another shape ({len(wrong)} in all), so that "
+            f"{saved.given} lacks {shortened(wrong[0])}, or has it in a wrong shape ({len(wrong)} in all), so that "
             "it would be random numbers: save the whole model again."
         )
     return model
@@ -323,7 +323,7 @@ def _load_converted(saved: SavedModel, example_inputs: Any, options: dict[str, A
     delattr(config, OWN)
     with refusing(f"{saved.path / CONFIG} does not say how the model was converted", _REMEDY):
         scheme, chosen = str(entry["scheme"]), dict(entry["options"])
-    # a class of transformers, or one that was registered, as that of our runs
+    # a class of transformers, or one that was registered, as our runs' class is
     registered = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     kind = getattr(transformers, saved.architecture, registered)
     is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
@@ -349,7 +349,7 @@ def _load_steps(saved: SavedModel, model: Any) -> None:
             found |= {own_names[name]: file.get_tensor(name) for name in file.keys() if name in own_names}  # noqa: SIM118
     if wrong := sorted(name for name, x in wanted.items() if name not in found or found[name].shape != x.shape):
         raise ValueError(
-            f"the model in {saved.given} lacks {wrong[0]}, or has it in another shape ({len(wrong)} in all): "
+            f"the model in {saved.given} lacks {wrong[0]}, or has it in a wrong shape ({len(wrong)} in all): "
             f"{_REMEDY}."
         )
     model.load_state_dict(found, strict=False)

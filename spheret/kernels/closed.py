@@ -82,7 +82,7 @@ def power_of_two(x: Tensor) -> Tensor:
 def scales(h: Tensor, f: Tensor) -> TensorPair:
     """s and t, constants in the dtype of the rows."""
     s = power_of_two(h)
-    # where f is nothing beside h, a power that is not too far from that of h
+    # where f is nothing beside h, a power that is not too far from h's own
     return s, torch.minimum(power_of_two(f), s * _reach(s.dtype))
 
 

@@ -153,7 +153,7 @@ def _scaled_square(f):
 
 @triton.jit
 def _inverse_rms(squares, scaled, d):
-    """1/sqrt(mean f^2 + EPS), from the sum of squares, or from that of `_scaled_square` where the first overflows."""
+    """1/sqrt(mean f^2 + EPS), from the sum of squares, or from `_scaled_square` where the sum overflows."""
     one = tl.full(squares.shape, 1.0, tl.float32)
     near = tl.div_rn(one, tl.sqrt_rn(squares / d + 1.1920928955078125e-07))
     far = tl.div_rn(one * 8.470329472543003e-22, tl.sqrt_rn(scaled / d))

@@ -158,7 +158,7 @@ def _compared(entries: list[Entry]) -> tuple[list[Entry], SeedTable | None]:
     while able and len(_common(able)) < FEWEST_SEEDS:
         able.remove(min(reversed(able), key=lambda entry: len(entry.finals)))
     labels = {entry.label for entry in able}
-    alone = "nothing to compare it with yet" if len(able) == 1 else "its seeds are not those of the others yet"
+    alone = "nothing to compare it with yet" if len(able) == 1 else "it does not have the others' seeds yet"
     if len(able) < 2:
         labels = set()
     entries = [replace(e, reason=alone) if not e.reason and e.label not in labels else e for e in entries]

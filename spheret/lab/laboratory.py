@@ -220,7 +220,7 @@ class Laboratory:
         same = {row.key: row for row in rows if self._asked(row.key) and row.run == self.name(row.key)[0]}
         for key, row in same.items():
             own = self._rows.setdefault(key, row)
-            # another processor, or another version of torch, may give other last bits
+            # a different processor or version of torch may give different last bits
             if own.made_by == row.made_by and own.result != row.result:
                 raise ValueError(
                     f"two results of {row.run} contradict each other ({own.state} with {own.val_loss}, "

@@ -96,7 +96,7 @@ def _rates_and_seeds(schemes: str, seeds: str, given_rates: Sequence[float] | No
         raise ValueError(
             f"--seeds {seeds[:60]} are for given rates; the seeds of a search are its own: give a number."
         )
-    # a width that is none is refused with all other settings
+    # an invalid width is refused with all other settings
     width = min(max(1, shared["model"]["width"]), 1 << 20)
     centres = {label: known_rate(label if label in rates() else scheme, width) for label, scheme in labels.items()}
     rates_of = {label: [rounded(factor * rate) for factor in FACTORS] for label, rate in centres.items()}
@@ -124,7 +124,7 @@ class RaceOptions:
 
     Args:
         schemes: "paper" for its eight and Post-LN, "all", or names with commas; scheme:option=value races a variant,
-            and scheme:head=tied or scheme:head_bias=none one with another head.
+            and scheme:head=tied or scheme:head_bias=none one with a different head.
         seeds: How many seeds; or, with a comma, the seeds: 3,4,9 (one seed: 7,). With one no pair can have a winner.
             Who is 0.1 behind with the first one, or in the search for its rate, gets no more.
         lr: Highest learning rates with commas. Every scheme is trained at each and reported at its best.

@@ -56,7 +56,7 @@ def student_interval(estimate: float, error: float, degrees: float, level: float
 
 
 def over_seeds(differences: Sequence[float], level: float = LEVEL) -> Interval:
-    """The mean of one paired difference per seed. The interval includes what another seed would change."""
+    """The mean of one paired difference per seed. The interval includes what a different seed would change."""
     mean, deviation = mean_and_deviation(differences)
     return student_interval(mean, deviation / math.sqrt(len(differences)), len(differences) - 1, level)
 

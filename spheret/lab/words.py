@@ -14,7 +14,7 @@ from spheret.lab.seed_table import Pair
 # names in one sentence; the tables name all
 MOST_NAMES = 8
 SHORT = {"tuning": "not tuned yet", "waiting": "not run"}
-ONE_SEED = "no winner from one seed, because another one would change every loss by an unknown amount"
+ONE_SEED = "no winner from one seed, because a second one would change every loss by an unknown amount"
 
 
 def listed(names: Sequence[str], most: int = MOST_NAMES) -> str:

@@ -27,7 +27,7 @@ class Cache:
         self.length = 0
 
     def update(self, k: Tensor, v: Tensor, layer_idx: int) -> tuple[Tensor, ...]:
-        """Append new keys and values to those of a layer and return all of them. The last layer updates `length`."""
+        """Append new keys and values to a layer's and return all of them. The last layer updates `length`."""
         past, end = self.layers[layer_idx], self.length + k.shape[2]
         past[0, :, :, self.length : end], past[1, :, :, self.length : end] = k, v
         if layer_idx == len(self.layers) - 1:

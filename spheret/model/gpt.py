@@ -153,7 +153,7 @@ class GPT(Constrained):
 
         Args:
             tokens: (batch, time) ids, or (batch, time, width) embeddings in place of the tokens' own.
-            cache: keys and values of earlier tokens, to which those of these tokens are appended.
+            cache: keys and values of earlier tokens; the new ones are appended to them.
             positions: (batch or 1, time); by default the positions that follow the cache.
             mask: (batch or 1, 1, time, keys), either boolean (True where a token attends) or added to the scores; by
                 default a token attends to itself and to the tokens before it.

@@ -77,7 +77,7 @@ class Head(nn.Module):
 
     It takes the place of the linear layer after the last norm, and shares the weight of the embedding. The bias
     starts at the log frequencies, so that the stream need not learn them. It stays in float32 if the model is made
-    half-precise, and so do the logits. Initialise the model before or after: the bias is not that of an nn.Linear.
+    half-precise, and so do the logits. Initialise the model before or after: no nn.Linear has this bias.
     transformers' from_pretrained gives no values to what a checkpoint lacks: put the head in afterwards, or let the
     model's `_init_weights` call `reset_parameters`.
 
@@ -112,7 +112,7 @@ class Head(nn.Module):
         # transformers ties its heads by an assignment
         elif value is not self.weight:
             raise ValueError(
-                "the weight of a Head is that of its embedding, or its own if it is not tied: make a new Head for "
+                "the weight of a Head is its embedding's, or its own if it is not tied: make a new Head for "
                 "another embedding; in transformers config.tie_word_embeddings must say the same as tied."
             )
 

@@ -36,8 +36,8 @@ class Change:
 def changes(before: Sequence[SublayerObservation], now: Sequence[SublayerObservation]) -> list[Change]:
     """One change for every sublayer and measure.
 
-    Each measure is the sublayer's own. The norm is divided by that of the sublayer before, because later sublayers
-    inherit it. The gradient norm is divided by that of all sublayers, and only a rise counts: where one share
+    Each measure is the sublayer's own. The norm is divided by the norm of the sublayer before, as later sublayers
+    inherit it. The gradient norm is divided by the norm over all sublayers, and only a rise counts: where one share
     rises, others fall.
     """
     found: list[Change] = []

@@ -138,7 +138,7 @@ def is_outlier(values: Sequence[float], value: float, least: int, z: float, smal
 def is_spike(losses: Sequence[float], value: float, level: float = 0.0, clear: float = CLEAR) -> bool:
     """Whether a loss is worth an alarm: far above all of the last ones on a logarithmic scale.
 
-    The scale is that of asinh around their median, in units of their usual distance from it: it is linear for usual
+    The scale is asinh around their median, in units of their usual distance from it: it is linear for usual
     losses, and logarithmic in heavy tails, where one loss in many is ten times as high.
 
     level: a loss of the start.
@@ -344,7 +344,7 @@ class Judge:
             alike, times = math.exp(middle), math.exp(rises[most])
             if rises[most] > math.log(STANDS_OUT) + max(middle, 0.0):
                 item = self.items[most]
-                detail = f"; the {what} of {item.name} rose {times:.3g} times, that of most places {alike:.3g} times"
+                detail = f"; the {what} of {item.name} rose {times:.3g} times, at most places {alike:.3g} times"
                 return Finding(item, {"detail": detail}, {"sublayer": item.sublayer})
             if what == "gradient":
                 detail = f"; the gradient rose everywhere alike, {alike:.3g} times at most places: look at the batch"

@@ -190,7 +190,7 @@ def fill_updates(observation: Observation, items: Sequence[Item], before: Sequen
         if size > 0:
             each.update = _finite(math.hypot(*(change for _, change, _, _ in own)) / size)
             each.shrunk = _finite(1 - math.hypot(*(after for *_, after in own)) / size)
-        # the gains and biases of a norm may be in another place than the matrices behind it
+        # the gains and biases of a norm may be in a different place from the matrices behind it
         matrices = [part for part in own if part[0].dim() > 1]
         changed = any(change > _ROUNDED * size for _, change, size, _ in matrices)
         if not changed and (matrices or (each.update or 0.0) <= _ROUNDED):

@@ -123,7 +123,7 @@ class LineFile:
         if self.first is None:
             self._write({"format": values.pop("format"), **values})
         elif self.first.get("sublayers") != values["sublayers"] or self.first.get("model") != header.model:
-            raise ValueError(f"{self.path} holds what was seen of another model: give another `out`.")
+            raise ValueError(f"{self.path} holds what was seen of a different model: give another `out`.")
 
     def append(self, observation: Observation) -> None:
         self._write(asdict(observation))

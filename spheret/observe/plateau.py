@@ -6,7 +6,7 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-# a loss this close to the unigram entropy, as a share of it, is that of a model that knows only token frequencies
+# a loss this close to the unigram entropy, as a share of it, belongs to a model that knows only token frequencies
 ENTROPY_MARGIN = 0.03
 # the median of so many losses is compared, because one batch may be easier or harder than all
 PLATEAU_WINDOW = 10

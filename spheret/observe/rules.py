@@ -26,11 +26,11 @@ MOVED = 2.0
 STILL = 1e-6
 # outputs with a common part this many times larger than their differences are the same for all tokens
 SAME = 1e3
-# at the start a branch's output may be this many times as long as those of the same place in the layers beside it
+# at the start a branch's output may be this many times as long as at the same place in the layers beside it
 GROWS = 8.0
 # largest logits of attention that harm no training, and by what factor they must have risen
 LOGIT, LOGIT_RISES = 100.0, 4.0
-# updates relative to the weights this many times larger than those of the nearest layers, now and at this many looks
+# updates relative to the weights this many times larger than in the nearest layers, now and at this many looks
 # before, explode: where a training comes to rest, the updates of single layers fall. Smaller ones do no harm
 EXPLODES, REMEMBERED, HARMLESS = 10.0, 8, 3e-3
 # all updates at once become larger by this factor, after so many updates
@@ -228,7 +228,7 @@ def on_the_plateau(judge: Judge, seen: Observation) -> Iterator[Finding]:
 
 
 def gradient_jump(judge: Judge, seen: Observation) -> Iterator[Finding]:
-    """A gradient norm far beyond those of the last looks, and above all before."""
+    """A gradient norm far beyond its values at the last looks, and above all before."""
     now, last, state = seen.grad_norm, judge.state.norms, judge.state
     if now is None or not math.isfinite(now):
         return
@@ -245,7 +245,7 @@ def gradient_jump(judge: Judge, seen: Observation) -> Iterator[Finding]:
 
 
 def outgrown(judge: Judge, seen: Observation) -> Iterator[Finding]:
-    """The update of an item is far beyond those of the two nearest of its kind, now and at the looks before."""
+    """The update of an item is far beyond the updates of the two nearest of its kind, now and at the looks before."""
     past = judge.state.updates
     past[:] = [*past[1 - REMEMBERED :], [each.update for each in seen.everywhere]]
     highest = [max((look[index] or 0.0 for look in past), default=0.0) for index in range(len(judge.items))]
@@ -288,7 +288,7 @@ def _without_update(judge: Judge, seen: Observation) -> tuple[list[Item], int]:
 
 def no_update(judge: Judge, seen: Observation) -> Iterator[Finding]:
     items, learning = _without_update(judge, seen)
-    # who fine-tunes a head alone leaves out the rest on purpose
+    # who fine-tunes only a head leaves out the rest on purpose
     if 2 * len(items) <= learning:
         yield from map(Finding, items)
 
@@ -344,7 +344,7 @@ RULES = (
     ),
     Rule(
         "growth", growth,
-        "the output of {name} is {times:.3g} times as long as those of the same place in the layers beside it",
+        "the output of {name} is {times:.3g} times as long as at the same place in the layers beside it",
         "look at its weights: how they start, and what has changed them", needs="stream",
     ),
     Rule(
@@ -404,8 +404,8 @@ RULES = (
     ),
     Rule(
         "exploding", outgrown,
-        "the update of {name} is {now:.2g} of its weights, {times:.3g} times that of the same place in the layers "
-        "beside it",
+        "the update of {name} is {now:.2g} of its weights, {times:.3g} times as much as at the same place "
+        "in the layers beside it",
         "lower the learning rate of these weights, and look at their parameter group", needs="updates",
     ),
     Rule(

@@ -336,7 +336,7 @@ class Watch:
             observation.events += events
             self._pending = observation
             self._before = [p.detach().clone() for p in self._weights()]
-        self._raise(events)
+        self._report(events)
         self._looks = self.due(step + 1) or judge.wants_a_look(step + 1)
         makes = True
         if judged:
@@ -357,7 +357,7 @@ class Watch:
         self.skipped += 1
         if self._pending is not None:
             self._pending.skipped = self.skipped
-        self._raise(
+        self._report(
             [
                 Event(
                     "spike", step, "the update",
@@ -469,7 +469,7 @@ class Watch:
             try:
                 self.model(*args, **kwargs)
             except Exception as error:
-                print(f"spheret.watch: another forward pass failed: {shortened(str(error), 200)}", file=sys.stderr)
+                print(f"spheret.watch: a second forward pass failed: {shortened(str(error), 200)}", file=sys.stderr)
 
         with self._quietly(), ExitStack() as stack:
             for device, dtype in cast:
@@ -496,7 +496,7 @@ class Watch:
         unmoved = fill_updates(observation, self.judge.items, before)
         events = self.judge.updated(observation, unmoved)
         observation.events += events
-        self._raise(events)
+        self._report(events)
         if observation.grad_norm is not None and not math.isfinite(observation.grad_norm):
             observation.grad_norm = None
         self.observations.append(observation)
@@ -526,7 +526,7 @@ class Watch:
         event = event or self._processes.first(bad_gradient(step, items, self.anatomy.entry))
         return self.judge.not_finite(event or bad_nowhere(step, "loss" if bad_loss else "gradient norm"))
 
-    def _raise(self, events: list[Event]) -> None:
+    def _report(self, events: list[Event]) -> None:
         self.events += events
         if not self._is_main:
             return

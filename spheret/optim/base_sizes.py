@@ -70,7 +70,7 @@ def check_scheme(parametrization: str, model: GPTConfig) -> None:
     if not scheme.one_stream:
         raise ValueError(
             f"parametrization {parametrization} has rules for schemes with one stream, and {model.scheme} carries "
-            "more than one: take parametrization standard, or another scheme."
+            "more than one: take parametrization standard, or a different scheme."
         )
     with torch.device("meta"):
         exit_module, (_, last) = (

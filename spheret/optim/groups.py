@@ -89,7 +89,7 @@ def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
 
     Embeddings, heads, and weights that they share are not among them. A head is a `Head`, what is called `head`,
     `lm_head`, `classifier` or `score` or lies in it, and what transformers and timm say is one. A layer whose weight
-    holds several matrices one above the other, as that of q, k and v does, says so in its attribute `parts`.
+    holds several matrices one above the other, as the weight of q, k and v does, says so in its attribute `parts`.
     """
     outer = {module.weight for module in model.modules() if isinstance(module, (nn.Embedding, Head))}
     heads = set[Any]()

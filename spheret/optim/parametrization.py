@@ -160,7 +160,7 @@ def parametrize(model: GPT, settings: Any) -> dict[str, Factors]:
 
     settings: a TrainConfig, of which the settings of the optimiser and of its parametrization are read.
 
-    The rules come first; then `matrix_lr` and `embedding_lr`, which are those of the base model.
+    The rules come first; then `matrix_lr` and `embedding_lr`, which belong to the base model.
     """
     factors: dict[str, Factors] = {}
     if settings.parametrization != "standard":

@@ -20,7 +20,7 @@ class Assumption:
 
     answer: what the runs do.
     schemes, datasets: the runs that the question concerns.
-    reading: the name of another answer, for `spheret reproduce --reading`.
+    reading: the name of a different answer, for `spheret reproduce --reading`.
     options, model: the options of the scheme, and the settings of the model, that make this other answer.
     other: the other answer in words.
     """

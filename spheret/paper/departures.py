@@ -66,7 +66,7 @@ def _settings(config: Config, data: Config) -> dict[str, Any]:
 def departures(config: Config, recipe: PaperRun) -> list[str]:
     """The settings of a run that differ from the recipe's, each as "NAME VALUE instead of VALUE".
 
-    Every setting is compared except those of WITHOUT_EFFECT.
+    Every setting is compared except WITHOUT_EFFECT.
     """
     data = config["data"]
     corpus = data["corpus"] if isinstance(data.get("corpus"), Mapping) else {}

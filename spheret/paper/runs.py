@@ -39,7 +39,7 @@ class PaperRun:
     """One run of the paper's tables.
 
     smoke: a tiny run of the same kind, whose numbers mean nothing.
-    reading: a name of READINGS, for another answer to one of the questions that the paper leaves open.
+    reading: a name of READINGS, for a different answer to one of the questions that the paper leaves open.
     """
 
     dataset: str

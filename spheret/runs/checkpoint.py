@@ -226,5 +226,5 @@ def check_fit(saved: Checkpoint, wanted: Mapping[str, Tensor]) -> None:
     difference = misfit(saved.path / MODEL, {name: tensors.form(tensor) for name, tensor in wanted.items()})
     if difference is not None:
         raise ValueError(
-            f"{saved.path} is of another model; these differ: {difference}. Give the scheme and sizes it has."
+            f"{saved.path} is of a different model; these differ: {difference}. Give the scheme and sizes it has."
         )

@@ -132,7 +132,7 @@ def step_bytes(
     with FakeTensorMode(), use("closed"), _Peak() as peak:
         model = GPT(config)
         for parameter in model.parameters():
-            # those of an earlier micro-batch
+            # gradients of an earlier micro-batch
             parameter.grad = torch.empty_like(parameter)
         tokens = torch.zeros(sequences, config.block, dtype=torch.int64)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):

@@ -39,7 +39,7 @@ class MetricsRecord(Record, omit_defaults=True):
     sublayers: list[SublayerObservation] | None = None
     # at the last evaluation: number, tokens and summed loss of each document
     val_documents: list[tuple[Count, Positive, float]] | None = None
-    # in the first line after a start, if it was another before
+    # in the first line after a start, if it was different before
     backend: str | None = None
     # in the first line of a run
     start: Start | None = None

@@ -56,7 +56,7 @@ class Environment(Record, omit_defaults=True):
 
 class RunRecord(Record):
     """config.json. In memory the sections of settings are configs; in the file each is a table, which `build_section`
-    checks as it does those of config files.
+    checks as it checks config files.
     """
 
     # GPTConfig, TrainConfig and EvaluationConfig; the last two are null in a run that was not trained here
@@ -103,7 +103,7 @@ class TrainingRecord(Record):
     seconds: NonNegative
     # what the judge of losses and sublayers remembers
     judge: JudgeState
-    # one per process: the states of its random generators. None at all would look like a world of another size
+    # one per process: the states of its random generators. None at all would look like a world of a different size
     rng: Annotated[list[Annotated[str, Meta(pattern="^([0-9a-f]{2})+(,([0-9a-f]{2})+)*$")]], Meta(min_length=1)]
     threads: Annotated[int, Meta(ge=1, le=4096)]
     # what computed the updates: native, closed, triton, ...

@@ -1,7 +1,7 @@
 """JSON documents: each has one typed record, which is its only reader and its only writer.
 
 A record is a `Record` with its keys as fields; adding a key is adding a field. A record of the core, which does not
-import msgspec, is a dataclass with slots, alone or inside of a `Record`. `Document` reads and writes files of
+import msgspec, is a dataclass with slots, by itself or inside of a `Record`. `Document` reads and writes files of
 one record, `Lines` files with one record per line. Whatever is wrong with a file becomes one sentence that names the
 file, the place inside it, what is expected there, and what to do.
 """

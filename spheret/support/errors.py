@@ -117,7 +117,7 @@ def refusing(what: str, remedy: str, whole: bool = False) -> Iterator[None]:
             raise
         reason: BaseException = error
     except BaseException as error:
-        # Rust code that fails an assertion, as that of tokenizers
+        # Rust code that fails an assertion, as in tokenizers
         if type(error).__name__ != "PanicException":
             raise
         reason = error

@@ -68,7 +68,7 @@ class World:
         return any(self.gather(value))
 
     def restore_random(self, states: list[str], seed: int) -> None:
-        """Restore this process's random state. In a world of another size, each process takes a seed of its own."""
+        """Restore this process's random state. In a world of a different size each process takes its own seed."""
         if len(states) == self.size:
             set_random_state(self.device, states[self.rank])
         else:
@@ -231,6 +231,6 @@ def check_random_state(state: str) -> None:
 
 def set_random_state(device: torch.device, state: str) -> None:
     """Restore a state that `random_state` returned."""
-    # a state from another kind of device has another number of parts
+    # a state from a different kind of device has a different number of parts
     for generator, text in zip(_generators(device), state.split(","), strict=False):
         generator.set_state(torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8))

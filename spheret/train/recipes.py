@@ -38,7 +38,7 @@ def known_rate(scheme: str, width: int) -> float:
     The root of the widths is a rule of thumb. It meets the best rates of the study at width 256.
     """
     measured = SMALL.sections["model"]["width"]
-    # a width that is none is refused with all other settings
+    # an invalid width is refused with all other settings
     return float(f"{rates().get(scheme, UNKNOWN_RATE) * math.sqrt(measured / max(measured, width)):.3g}")
 
 

@@ -143,8 +143,8 @@ def _resolve(
             changes.append(f"data (the run has {saved!r}, asked for {sha256!r})")
         if changes:
             raise ValueError(
-                f"{run.path} is another run; these differ: {', '.join(changes)}. Give another --out; or --resume to "
-                f"continue it with its own settings; or --force to remove it."
+                f"{run.path} is a different run; these differ: {', '.join(changes)}. Give a different --out; or "
+                "--resume to continue it with its own settings; or --force to remove it."
             )
     return config, data
 
@@ -282,7 +282,7 @@ def _announce(path: Path, config: RunConfig, data: Data, parameters: int, traine
     if found_rate:
         print(f"learning rate: {config.train.lr:g}, {rate_words(model)}")
     if model.norm is not None and not hasattr(model.build_scheme(), "norm"):
-        print(f"norm: {model.scheme} has no norm that could be another, so model.norm {model.norm} changes nothing")
+        print(f"norm: {model.scheme} has no norm that could be chosen, so model.norm {model.norm} changes nothing")
     print(
         f"data: {corpus} as {data.manifest.tokenizer.name}, {data.tokens('train'):,} training and "
         f"{data.tokens('val'):,} validation tokens; {tokens:,} tokens are {tokens / data.tokens('train'):.3g} epochs"

@@ -35,7 +35,7 @@ for name, build in models.items():
     gap = float(((model(images) - before).abs().max() / before.abs().max()).detach())
     anneal(model, 0.5)
     model.train()
-    # batch norms keep their running means, so that the reverted model can be compared to the bit
+    # batch norms keep their running means, so that the reverted model can be compared bitwise
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.eval()

@@ -13,8 +13,6 @@ from spheret import GPT, GPTConfig
 from spheret.model.head import own_logit
 from spheret.observe.measures import mean_cosine
 from spheret.optim import AdamW, orthogonalized, update_scale
-from spheret.optim.parametrization import parametrize
-from spheret.runs.config import TrainConfig
 
 collapse_tables = script("docs/results/collapse_tables.py")
 # it has imported the other one
@@ -134,18 +132,3 @@ def test_every_committed_row_was_asked_for():
     asked = collapse.runs()
     assert len(asked) == len(set(asked))
     assert set(collapse.read_rows()) <= set(asked)
-
-
-def test_completep_keeps_the_own_logit_of_the_base_width():
-    tokens = torch.randint(320, (4, 16), generator=torch.Generator().manual_seed(0))
-
-    def own(width, **rules):
-        torch.manual_seed(0)
-        model = GPT(GPTConfig(layers=2, heads=4, width=width, block=16, vocab=320, head="tied", head_bias="none"))
-        parametrize(model, TrainConfig(4, 2, 32, 1e-2, 1e-3, warmup=0, checkpoint_every=1, **rules))
-        with torch.no_grad():
-            return own_logit(model(tokens), tokens)
-
-    rules = {"parametrization": "completep", "base_width": 64, "base_heads": 4, "base_layers": 2}
-    assert own(256) == pytest.approx(2 * own(64), rel=0.15)
-    assert own(256, **rules) == pytest.approx(own(64, **rules), rel=0.15)

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from spheret.cli import COMMANDS, parse
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")), *sorted(DOCS.rglob("*.ipynb"))]
-BLOCK = re.compile(r"```(python|diff)\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"```(python|diff)\n(.*?)```|\]\(\.\./examples/(\w+\.py)\)", re.DOTALL)
 
 
 def text_of(page):
@@ -48,19 +49,24 @@ def changed(source, diff):
 
 
 def examples(page):
-    """Every python block of a page. A diff block stands for the python block before it, with the diff applied."""
-    python = None
-    for kind, block in BLOCK.findall(text_of(page)):
-        python = block if kind == "python" else changed(python, block)
-        yield python
+    """Every python block of a page, and every diff block applied to the block or the linked example before it."""
+    source = None
+    for kind, block, linked in BLOCK.findall(text_of(page)):
+        if linked:
+            source = (ROOT / "examples" / linked).read_text()
+        else:
+            source = block if kind == "python" else changed(source, block)
+            yield source
 
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-EXAMPLES = {f"{page.name}-{number}": example for page in PAGES for number, example in enumerate(examples(page))}
-
-
-# the nanoGPT of the tutorial before and after its diff
-NANOGPT = ("tutorial.md-2", "tutorial.md-3")
+# the scripts of the tutorial train when they are run
+SCRIPTS = {name: (ROOT / "examples" / name).read_text() for name in ("llama.py", "nanogpt.py", "vit.py")}
+EXAMPLES = SCRIPTS | {
+    f"{page.name}-{number}": example for page in PAGES for number, example in enumerate(examples(page))
+}
+# before and after the diff
+LLAMA, NANOGPT = ("llama.py", "tutorial.md-0"), ("nanogpt.py", "tutorial.md-1")
 
 
 def run(example):
@@ -69,8 +75,7 @@ def run(example):
     return namespace
 
 
-# those of the tutorial train for seconds each
-MARKS = {name: pytest.mark.slow if name.startswith("tutorial") else () for name in EXAMPLES}
+MARKS = {name: pytest.mark.slow if name in (*SCRIPTS, *LLAMA, *NANOGPT) else () for name in EXAMPLES}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in EXAMPLES])
@@ -78,22 +83,35 @@ def test_example_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPHERET_CACHE", str(tmp_path / "cache"))
     namespace = run(EXAMPLES[name])
-    if name.startswith("tutorial"):
-        # the tutorial says what its models reach
-        assert namespace.get("loss", 0) < (3.3 if name in NANOGPT else 2.6)
-        assert namespace.get("accuracy", 1) >= 0.9
+    # the tutorial says what its models reach
+    if name in (*LLAMA, *NANOGPT):
+        assert namespace["loss"] < (3.3 if name in NANOGPT else 2.6)
+    if name == "vit.py":
+        assert namespace["accuracy"] >= 0.9
     if name == "watch.md-0":
         assert shown("watch.md")[0] in capsys.readouterr().out
 
 
 def test_the_first_example_keeps_its_promise():
     example = run(EXAMPLES["README.md-0"])
-    lengths = example["model"].stream(example["tokens"]).norm(dim=-1)
-    assert lengths.flatten().tolist() == pytest.approx([8.0] * lengths.numel(), rel=1e-5)
+    model, entered = example["model"], []
+    model.final_norm.register_forward_pre_hook(lambda module, inputs: entered.append(inputs[0]))
+    model(example["tokens"][:, :-1])
+    lengths = entered[0].norm(dim=-1)
+    radius = model.entry_norm.radius.item()
+    assert lengths.flatten().tolist() == pytest.approx([radius] * lengths.numel(), rel=1e-5)
+
+
+def test_what_pages_show_of_examples_is_in_them():
+    model = EXAMPLES["README.md-0"].partition("class ")[2].partition("\n\n\ntokens = ")[0]
+    assert model in (ROOT / "examples" / "decoder.py").read_text()
+    # and the tutorial shows a part of the vision transformer
+    (forward,) = re.findall(r"```py\n(.*?)```", (DOCS / "tutorial.md").read_text(), re.DOTALL)
+    assert indent(forward, " " * 8) in SCRIPTS["vit.py"]
 
 
 def test_the_diff_of_the_tutorial_changes_nothing_but_the_connection():
-    before, after = (EXAMPLES[f"tutorial.md-{n}"].replace("loss = train(model)", "loss = 0") for n in (0, 1))
+    before, after = (EXAMPLES[name].replace("loss = train(model)", "loss = 0") for name in LLAMA)
     after = after.replace('scheme("normed-spheretnorm")', 'scheme("pre-ln", norm="rmsnorm")')
     tokens = torch.arange(64)[None]
     llama, again = (run(example)["model"](tokens) for example in (before, after))

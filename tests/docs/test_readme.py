@@ -35,17 +35,10 @@ def clock(seconds):
 
 def held():
     """The numbers that files hold, by what they are."""
-    speed = json.loads((ROOT / "benchmarks" / "connection-float32.json").read_text())["results"][0]
-    both = {row["name"]: row["both"]["ms"] for row in speed["table"]}
-    shown = ("native", "h + f", "LayerNorm(h + f)", "paper, compiled", "paper, eager")
     seconds = json.loads((ROOT / "benchmarks" / "commands.json").read_text())["seconds"]
     study = tomllib.loads(PLANS["depth"].read_text())
     return {
-        **{name: f"{both[name]:.2g}" for name in shown},
         **{name: clock(value) for name, value in seconds.items()},
-        "rows": str(speed["rows"]),
-        "width of the rows": str(speed["width"]),
-        "layers of the study": str(study["model"]["layers"]),
         "width of the study": str(study["model"]["width"]),
         "updates of the study": str(study["train"]["steps"]),
         # the captions of two pictures

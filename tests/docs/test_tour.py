@@ -80,7 +80,7 @@ def test_a_run_leaves_no_trace_of_its_machine(held, fresh):
 def test_the_converted_llama_keeps_its_logits(fresh):
     text = {cell["id"]: printed(cell) for cell in code_cells(fresh)}
     assert "the same logits: True" in text["convert"]
-    assert "equal to the bit: True" in text["revert"]
+    assert "bitwise equal: True" in text["revert"]
 
 
 def test_the_site_shows_the_whole_notebook(held):

@@ -122,7 +122,7 @@ class TestCells:
         assert f"1-SpheretNorm, {other}" in rows
         assert not [c for c in cells(directory) if c["table"].endswith("openwebtext") and other in c["row"]]
         page = html.unescape((directory / "report.html").read_text())
-        assert f"Rows that end in {other} follow another reading of the paper." in page
+        assert f"Rows that end in {other} follow a different reading of the paper." in page
         # neither run departs from its recipe
         assert "settings that differ from the paper's" not in page
 

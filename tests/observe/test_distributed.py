@@ -1,4 +1,4 @@
-"""Two processes, DDP and FSDP2: training is the same to the bit, and what is seen is what one process sees."""
+"""Two processes, DDP and FSDP2: training stays bitwise the same, and what is seen is what one process sees."""
 
 import json
 from dataclasses import asdict

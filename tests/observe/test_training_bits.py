@@ -1,4 +1,4 @@
-"""Watched training equals unwatched training to the bit, and `close` leaves the model as it was."""
+"""Watched training is bitwise equal to unwatched training, and `close` leaves the model as it was."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The wheel outside this tree, beside torch and numpy alone: complete, the core trains, commands name the lab."""
+"""The wheel outside this tree, with only torch and numpy: complete, the core trains, commands name the lab."""
 
 import importlib.metadata
 import os

@@ -46,7 +46,7 @@ def run_to_the_end(words):
 
 
 def ends(out):
-    """What every run gave but its seconds, and its last weights to the bit."""
+    """What every run gave but its seconds, and its last weights, bitwise."""
     results = {key: row.result for key, row in read_rows(out / "results.jsonl").items()}
     saved = sorted(out.rglob("checkpoints/*/model.safetensors"))
     return results, {str(path.relative_to(out)): path.read_bytes() for path in saved}

@@ -1,4 +1,4 @@
-"""Runs through the command line: what they leave, that they repeat, and that they go on to the bit."""
+"""Runs through the command line: what they leave, that they repeat, and that they resume bitwise."""
 
 import json
 import shutil
@@ -73,7 +73,7 @@ def test_text_of_ones_own(tmp_path, capsys, monkeypatch):
     text.write_text(text.read_text().replace("short", "brief"))
     capsys.readouterr()
     assert train(out, text, steps=2) == 2
-    assert "is another run; these differ: data" in capsys.readouterr().err
+    assert "is a different run; these differ: data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

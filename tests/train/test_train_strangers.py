@@ -46,7 +46,7 @@ def test_init_from_with_another_head(run, prepared, tmp_path, capsys):
     # a shifted head has the tensors of a tied one
     assert train(tmp_path / "shifted", prepared, "--set", f"train.init_from={run}", "--head", "shifted", steps=1) == 0
     assert train(tmp_path / "untied", prepared, "--set", f"train.init_from={run}", "--head", "untied") == 2
-    assert "is of another model; these differ: head.weight (missing)" in capsys.readouterr().err
+    assert "is of a different model; these differ: head.weight (missing)" in capsys.readouterr().err
     words = ("--head", "untied", "--set", "train.checkpoint_every=1")
     assert train(tmp_path / "own", prepared, *words, steps=1) == 0
     assert train(tmp_path / "back", prepared, "--set", f"train.init_from={tmp_path / 'own'}") == 2

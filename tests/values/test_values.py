@@ -2,7 +2,7 @@
 
     python tests/values/test_values.py     # adds what is missing; remove an entry to measure it anew
 
-On the machine that wrote the file every number is the same to the bit. Elsewhere other instructions round otherwise.
+On the machine that wrote the file every number is bitwise the same. Elsewhere other instructions round otherwise.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The sections that rows alone decide. Every number carries its source: RUN.KEY is a key of that run's row."""
+"""The sections that depend only on rows. Every number carries its source: RUN.KEY is a key of that run's row."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def _comparisons_table(lines: Sequence[PairedComparison]) -> Table:
     if any(line.margin is not None for line in lines):
         notes.append(
             "Within a margin: equivalent if two one-sided t-tests at 5% reject a difference as large as the margin "
-            "on either side. The interval is then of 90%, and p is the larger of the two. Not shown does not mean "
-            "different."
+            "on either side. The interval is then of 90%, and p is the larger of the two. Failing to show "
+            "equivalence does not show a difference."
         )
     columns = ["endpoint", "size", "difference", "interval", "p", "seeds", "answer"]
     return Table("endpoints", "Endpoints", columns, rows, notes)
@@ -191,12 +191,12 @@ def _losses_table(answer: GroupAnswer) -> Table:
 
 
 def _plain_gap(answer: GroupAnswer, entry: Entry) -> TableCell:
-    """The difference of two losses that have no noise to measure it by, such as those of one seed."""
+    """The difference of two losses without a noise to measure it by, such as two losses of one seed."""
     other = answer.by_label[answer.reference]
     if not (math.isfinite(entry.mean) and math.isfinite(other.mean)) or entry is other:
         return NONE
     value = entry.mean - other.mean
-    return TableCell(f"{value:+.4f}", value, f"val loss of {entry.label} minus that of {other.label}")
+    return TableCell(f"{value:+.4f}", value, f"val loss of {entry.label} minus val loss of {other.label}")
 
 
 def _bowls_section(answers: Sequence[GroupAnswer]) -> Section | None:
@@ -211,7 +211,7 @@ def _bowls_section(answers: Sequence[GroupAnswer]) -> Section | None:
         tables.append(Table(name, f"{answer.group.title}: learning rates", columns, rows))
     words = ["How the loss of a contestant depends on its learning rate."]
     if begun[0].group.part.fresh:
-        words.append("These runs chose the rate, so that their losses are not those of the verdicts.")
+        words.append("These runs chose the rate, so no verdict uses their losses.")
     return Section("bowls", "Learning rates", [" ".join(words)], tables, _shown(map(bowls_chart, begun)))
 
 
@@ -234,7 +234,7 @@ def _ladder_section(ladder: Ladder) -> Section | None:
     if not any(gap for found in gaps.values() for gap in found):
         return None
     columns = ["contestant", *(f"gap, {name}" for name in ladder.rungs)]
-    notes = [f"The gap is the loss minus that of {ladder.reference} \u00b1 half its 95% interval. Below 0 is better."]
+    notes = [f"The gap is the loss minus {ladder.reference}'s \u00b1 half its 95% interval. Below 0 is better."]
     rows = [
         [TableCell(label), *(_rung_cell(a, label, gap) for a, gap in zip(ladder.answers, found, strict=True))]
         for label, found in gaps.items()
@@ -303,7 +303,7 @@ def _costs_table(answer: GroupAnswer) -> Table | None:
             [TableCell(label), cost, time, TableCell(f"{ratio:.3f}", ratio, f"that over the one of {base.label}")]
         )
     notes = [
-        f"FLOPs and seconds of one update, relative to {base.label}. The seconds are those of the fastest run of "
+        f"FLOPs and seconds of one update, relative to {base.label}. The seconds are from the fastest run of "
         "each contestant, beside whatever else ran."
     ]
     columns = ["contestant", "FLOPs", "ms per step", "seconds"]
@@ -324,7 +324,7 @@ def _failures_section(answers: Sequence[GroupAnswer]) -> Section:
     counts = Counter[str](row.state for row in failed)
     text = (
         f"{', '.join(f'{count} {state}' for state, count in sorted(counts.items()))}. Collapsed: all tokens had one "
-        "direction and the loss stayed that of token frequencies. Diverged: a guard stopped the run or marked it. A "
+        "direction and the loss stayed at the unigram entropy. Diverged: a guard stopped the run or marked it. A "
         "contestant with such a run among its seeds is not compared. `spheret inspect RUN` says where it began and "
         "what to try."
     )
@@ -337,7 +337,7 @@ def _missing_section(answers: Sequence[GroupAnswer]) -> Section | None:
     if not any(left.values()) and not any(answer.group.part.fresh for answer in answers):
         return None
     words = [f"{name} about {count}" for name, count in left.items() if count]
-    text = f"Runs still to come: {', '.join(words)}. The same command goes on where it stopped."
+    text = f"Runs still to come: {', '.join(words)}. The same command continues."
     return Section(
         "not-run", "What was not run", [text if words else "Everything that the plan asks for has been run."]
     )

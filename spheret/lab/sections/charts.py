@@ -1,4 +1,4 @@
-"""The charts that rows alone decide, and the lines that all charts of runs are made of.
+"""The charts that depend only on rows, and the lines that all charts of runs are made of.
 
 A chart shows as many contestants as a reader can tell apart, the best ones, and its caption says so.
 """
@@ -56,7 +56,7 @@ def contestant_lines(label: str, style: Style, curves: Iterable[Points], failed:
 
 
 def validation_lines(answer: GroupAnswer) -> list[Line]:
-    """The validation losses of each contestant by step, at the rate that counts, the best contestant first."""
+    """The validation losses of each contestant by step, at the reported rate, the best contestant first."""
     styles, lines = line_styles(answer), list[Line]()
     for entry in answer.entries:
         # where no rate gave a loss, the lowest one shows what happened
@@ -110,7 +110,7 @@ def on_scale(answer: GroupAnswer, panel: Panel) -> Panel:
 
 def curves_chart(answer: GroupAnswer) -> Chart | None:
     lines = validation_lines(answer) if answer.group.part.compared_with else []
-    caption = f"{answer.group.title}: validation loss by step, at the rate that counts"
+    caption = f"{answer.group.title}: validation loss by step, at the reported rate"
     panel = on_scale(answer, Panel(lines, "step", f"validation {LOSS}", limits=later_range(lines)))
     return Chart(f"{slug(answer.group.name)}-curves", caption, [panel], window=1) if lines else None
 
@@ -181,7 +181,7 @@ def bowls_chart(answer: GroupAnswer) -> Chart | None:
     ]
     caption = (
         f"{answer.group.title}: loss by learning rate, one panel per contestant, the others in grey. A ring marks "
-        f"the rate that counts, faint points are its fresh seeds, a triangle a collapsed run, a cross a diverged one"
+        f"the reported rate, faint points are its fresh seeds, a triangle a collapsed run, a cross a diverged one"
     )
     return Chart(f"{slug(answer.group.name)}-bowls", capped(caption, tried), panels, shared=True)
 
@@ -238,7 +238,7 @@ def ladder_chart(ladder: Ladder) -> Chart | None:
         for line in shown
     ]
     caption = (
-        f"{ladder.title}: loss minus that of {ladder.reference} by {ladder.key or 'rung'}, with 95% intervals. "
+        f"{ladder.title}: loss minus the loss of {ladder.reference} by {ladder.key or 'rung'}, with 95% intervals. "
         f"Below the line a contestant is better than {ladder.reference}"
     )
     return Chart(f"{slug(ladder.part.name)}-ladder", capped(caption, lines), panels, shared=True)

@@ -225,7 +225,7 @@ def paper_section(groups: Sequence[RunGroup]) -> Section:
     ]
     readings = [name for name in READINGS if any(run.reading == name for run in here.shown)]
     paragraphs += [
-        f"Rows that end in {name} follow another reading of the paper. {READINGS[name].question} "
+        f"Rows that end in {name} follow a different reading of the paper. {READINGS[name].question} "
         f"{READINGS[name].other} The other rows: {READINGS[name].answer}"
         for name in readings
     ]

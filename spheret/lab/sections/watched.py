@@ -59,9 +59,9 @@ STREAM = (
 )
 UPDATES = (
     Measure("grad_norm", "gradient norm", "Gradient norm of the weights", log=True, absent="there was no gradient"),
-    Measure("update", "update", "Norm of the last update over that of the weights", log=True, absent="no step yet"),
+    Measure("update", "update", "Norm of the last update over the weights' norm", log=True, absent="no step yet"),
 )
-# shown in the table alone
+# shown only in the table
 OTHERS = (
     Measure("growth", "growth"),
     Measure("angle_max", "largest angle"),
@@ -285,14 +285,14 @@ def measure_charts(watched: Watched, measure: Measure) -> list[Chart]:
 
 
 def _line(measure: Measure, label: str, places: Sequence[int], values: np.ndarray, style: Style) -> list[Line]:
-    """A line through those of the values that can be shown, if there is one."""
+    """A line through the values that can be shown, if there are any."""
     keep = np.isfinite(values) & ((values > 0) | (not measure.log))
     shown = [place for place, known in zip(places, keep, strict=True) if known]
     return [Line(label, shown, values[keep].tolist(), style)] if shown else []
 
 
 def _ends(measure: Measure, values: np.ndarray) -> tuple[float, float] | None:
-    """The ends of an axis: those of the measure, or from 0 on. A cosine may lie below."""
+    """The ends of an axis: the measure's own, or from 0 on. A cosine may lie below."""
     if measure.log:
         return None
     low, high = measure.ends or (0.0, 1.05 * max(0.05, float(np.nanmax(values))))
