@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from build import HERE, STUDIES, rows_of
+
 from spheret.lab.laboratory import Laboratory, Place
 from spheret.lab.ngrams import NGRAMS, NgramsRecord, ngrams_beside, ngrams_file
 from spheret.lab.plan import read_plan
