@@ -87,11 +87,7 @@ class Workspace:
         self.resumable = position is not None
 
     def finish(self, manifest: Manifest) -> None:
-        """Write the manifest, which completes the directory, then remove the progress.
-
-        Raises if the directory was moved or deleted meanwhile.
-        """
-        self._lock.check()
+        """Write the manifest, which completes the directory, then remove the progress."""
         MANIFESTS.write(self.directory / MANIFEST, manifest)
         self.tidy()
 

@@ -63,10 +63,6 @@ class World:
         """The value of the main process."""
         return value
 
-    def any(self, value: bool) -> bool:
-        """Whether it is true on any process."""
-        return any(self.gather(value))
-
     def restore_random(self, states: list[str], seed: int) -> None:
         """Restore this process's random state. In a world of another size, each process takes a seed of its own."""
         if len(states) == self.size:

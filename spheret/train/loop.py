@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,6 @@ class Trainer:
         observer: measures the sublayers, and judges them and the losses.
         log: the writer of metrics.jsonl in the main process, within `fit`.
         tracker: gets metrics and alarms too, in the main process, if it is set before `fit`.
-        check_directory: that of `fit`.
     """
 
     def __init__(
@@ -106,17 +105,12 @@ class Trainer:
         self._look_every = evaluation.eval_every or max(LEAST_LOOK_EVERY, config.steps // 10)
         self.log: Log | None = None
         self.tracker: Tracker | None = None
-        self.check_directory: Callable[[], None] = lambda: None
         # the signal that reached this process, and the one that all processes agreed on
         self._received: int | None = None
         self._stopping: int | None = None
 
-    def fit(self, check_directory: Callable[[], None] = lambda: None) -> int:
-        """Train to the last step, or until a signal or a guard stops it. Returns the exit code.
-
-        check_directory: raises if the run directory is no longer the one that was locked for this run.
-        """
-        self.check_directory = check_directory
+    def fit(self) -> int:
+        """Train to the last step, or until a signal or a guard stops it. Returns the exit code."""
         self.log = Log(self.path / METRICS, self.step) if self.world.is_main else None
         batches = self._loader.batches(self.step, self.config.steps)
         try:

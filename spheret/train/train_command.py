@@ -27,7 +27,7 @@ from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import Given, RunConfig, differences, merge, read_config
 from spheret.runs.cost import check_run, optimizer_flops, shape, step_bytes, step_flops
-from spheret.runs.directory import check_space, claimed, existing, explained
+from spheret.runs.directory import claimed, existing
 from spheret.runs.layout import CHECKPOINTS, CONFIG, METRICS, SAMPLE
 from spheret.runs.metrics import whole_metrics
 from spheret.runs.records import Environment, RunRecord
@@ -215,8 +215,6 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
     )
     if config.train.init_from is not None and run is None:
         _initial_weights(config.train.init_from, trainer)
-    if world.is_main:
-        check_space(path, parameters, min(config.train.keep, config.train.steps // config.train.checkpoint_every + 1))
     record = RunRecord(
         model=config.model,
         train=config.train,
@@ -224,7 +222,7 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
         data=described,
         environment=_environment(world),
     )
-    with claimed(path, where.force, start=run is None) if world.is_main else nullcontext() as lock, explained(path):
+    with claimed(path, where.force, start=run is None) if world.is_main else nullcontext():
         saved = None
         if world.is_main:
             saved = checkpoint.newest(path / CHECKPOINTS, _print, partial(check, trainer))
@@ -248,7 +246,7 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
                 _print(f"{path} is finished: {config.train.steps} steps.")
             return FINISHED
         with _tracked(trainer, where.logger) if world.is_main else nullcontext():
-            code = trainer.fit() if lock is None else trainer.fit(lock.check)
+            code = trainer.fit()
         if code == FINISHED and world.is_main:
             _write_sample(path, trainer, data, world)
         if code == FINISHED and not where.quiet and world.is_main:

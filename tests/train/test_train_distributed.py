@@ -88,7 +88,7 @@ def test_two_processes_are_one_with_muon(parallel, case, together, prepared, tmp
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_parameter_has_a_gradient_in_every_step(name):
-    # DDP waits for each of them: one that is unused would hang or end the run
+    # DDP waits for each of them: one that is unused would hang or end the run. So does `state.forms`
     options = {"learnable_p": True} if name == "p-spheretnorm" else {}
     sizes = {"layers": 2, "heads": 2, "width": 16, "block": 16, "vocab": 32}
     model = GPT(GPTConfig(**sizes, scheme=name, scheme_options=options, head_bias="none"))

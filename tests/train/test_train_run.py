@@ -19,10 +19,11 @@ from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import SAMPLE
 from spheret.runs.metrics import TIMING
+from spheret.runs.records import RUN_SAMPLES
 from spheret.runs.run import open_run
-from spheret.runs.run_sample import RUN_SAMPLES
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
+from spheret.train.recipes import rate_words
 from spheret.train.sample import write_ending_sample
 
 
@@ -45,7 +46,7 @@ def test_it_starts_with_four_lines_and_ends_with_one(prepared, tmp_path, capsys)
     model, rate, data, run, end = capsys.readouterr().out.splitlines()
     parameters = GPT(open_run(out).settings.model).parameter_count()
     assert all(fact in model for fact in ("p-spheretnorm:p=0.3", "width 16", f"{parameters:,} parameters"))
-    assert f"{open_run(out).settings.train.lr:g}" in rate
+    assert f"{open_run(out).settings.train.lr:g}, {rate_words(open_run(out).model_config)}" in rate
     assert f"{open_data(prepared).manifest.tokens['train']:,} training" in data
     assert "2 steps of 128 tokens" in run
     last = open_run(out).metrics()[-1]

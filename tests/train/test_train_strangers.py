@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -54,30 +53,19 @@ def test_init_from_with_another_head(run, prepared, tmp_path, capsys):
 
 
 def test_a_disk_that_is_really_full(prepared, tmp_path):
-    # the kernel refuses a file beyond a size: the optimiser's state does not fit, or a metrics line
-    for limit, expected in ((30_000, "there was no checkpoint yet"), (700, "there was no checkpoint yet")):
-        out = tmp_path / str(limit)
-        words = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}));"
-        words += "from spheret.cli import main; sys.exit(main(sys.argv[1:]))"
-        arguments = ["train", "--scheme", "pre-ln", "--data", str(prepared), "--steps", "6", *TINY]
-        done = subprocess.run(
-            [sys.executable, "-c", words, *arguments, "--out", str(out)], capture_output=True, text=True
-        )
-        assert done.returncode == 2, done.stderr
-        assert expected in done.stderr or "cannot be written" in done.stderr
-        assert "Traceback" not in done.stderr
-        assert not list(out.glob("checkpoints/.step-*"))
-        # with room again it goes on
-        assert main([*arguments, "--out", str(out), "--resume"]) == 0
-        assert len(metrics(out)) == 6
-
-
-def test_too_little_room_is_known_before_the_start(prepared, tmp_path, monkeypatch, capsys):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    assert train(tmp_path / "run", prepared) == 2
-    assert "lower train.keep" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    # the kernel refuses a file beyond a size: the weights do not fit
+    out = tmp_path / "run"
+    words = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000));"
+    words += "from spheret.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["train", "--scheme", "pre-ln", "--data", str(prepared), "--steps", "6", *TINY, "--out", str(out)]
+    done = subprocess.run([sys.executable, "-c", words, *arguments], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "model.safetensors: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(out.glob("checkpoints/.step-*"))
+    # with room again it goes on
+    assert main([*arguments, "--resume"]) == 0
+    assert len(metrics(out)) == 6
 
 
 def test_a_run_from_elsewhere(run, prepared, tmp_path, capsys):
@@ -163,7 +151,7 @@ def test_a_directory_that_goes_away_stops_the_run(act, prepared, tmp_path, monke
     out = tmp_path / "run"
     _in_the_middle(monkeypatch, lambda: act(out))
     assert train(out, prepared, "--set", "train.checkpoint_every=2") == 2
-    assert re.fullmatch(f"spheret train: {out} was moved or deleted .*\n", capsys.readouterr().err)
+    assert str(out / "checkpoints") in capsys.readouterr().err
     assert not out.exists()
 
 
