@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -213,7 +214,8 @@ def retract(
     """
     retraction = as_retraction(retraction)
     check_rows(h, f)
-    if not isinstance(alpha, Tensor) and not math.isfinite(alpha):
+    # NaN, infinity, and integers beyond any float
+    if not isinstance(alpha, Tensor) and not abs(alpha) <= sys.float_info.max:
         raise ValueError(f"alpha must be finite, got {alpha}.")
     check_scalar("alpha", alpha, h)
     check_scalar("p", retraction.p, h)
