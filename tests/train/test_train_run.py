@@ -260,14 +260,14 @@ def test_killed_twenty_times(precision, seed, prepared, tmp_path):
 
 @pytest.fixture(scope="module")
 def forty_steps(prepared, tmp_path_factory):
-    """A run in a process of its own, and its arguments."""
+    """A run of forty steps, and its arguments."""
     words = (
         "--set", "train.checkpoint_every=1000", "--eval-every", "10", "--set", "model.dropout=0.1", "--data",
         str(prepared), *TINY,
     )  # fmt: skip
     arguments = ("--scheme", "pre-ln", "--steps", "40", *words)
     out = tmp_path_factory.mktemp("forty") / "run"
-    drill.finish(drill.start(out, arguments))
+    assert main(["train", *arguments, "--out", str(out)]) == 0
     return out, arguments
 
 
@@ -283,21 +283,19 @@ def test_ctrl_c_saves_and_ends(forty_steps, tmp_path):
     stopped = open_run(out).checkpoint().step
     assert 0 < stopped < 40
     assert len(metrics(out)) == stopped
-    drill.finish(drill.start(out, arguments))
+    assert main(["train", *arguments, "--out", str(out)]) == 0
     assert drill.differences(unbroken, out) == []
 
 
-def test_a_directory_is_one_process_s(prepared, tmp_path):
+def test_a_directory_is_one_process_s(prepared, tmp_path, capsys):
     words = ("--scheme", "pre-ln", "--steps", "100000", "--data", str(prepared), *TINY)
     out = tmp_path / "run"
     process = drill.start(out, words)
     try:
         assert drill.reached(process, out / "metrics.jsonl", 100)
         assert open_run(out).is_locked()
-        second = drill.start(out, words)
-        _, message = second.communicate(timeout=120)
-        assert second.returncode == 2
-        assert b"another process is training" in message
+        assert main(["train", *words, "--out", str(out)]) == 2
+        assert "another process is training" in capsys.readouterr().err
     finally:
         process.kill()
         process.communicate()

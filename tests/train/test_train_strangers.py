@@ -210,6 +210,7 @@ def test_odd_paths(name, prepared, tmp_path, monkeypatch):
     assert main(["sample", name, "--tokens", "1"]) == 0
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(prepared, tmp_path):
     words = ("--scheme", "pre-ln", "--steps", "100000", "--data", str(prepared), *TINY)
     words += ("--set", "train.checkpoint_every=5")
