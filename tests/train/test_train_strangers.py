@@ -15,12 +15,9 @@ from damage import contents
 from train_helpers import TINY, metrics, train
 
 from spheret.cli import main
-from spheret.data import open_data, prepare
-from spheret.model.gpt import GPT, GPTConfig
-from spheret.runs.config import EvaluationConfig, TrainConfig
+from spheret.data import prepare
 from spheret.runs.directory import claimed
 from spheret.runs.run import create_run, open_run
-from spheret.train.distributed import World
 from spheret.train.loop import Trainer
 
 
@@ -39,17 +36,6 @@ def test_force_starts_again_and_touches_nothing_else(run, prepared, tmp_path):
     assert len(metrics(out)) == 2
     assert open_run(out).model_config.scheme == "pre-ln"
     assert (out / "notes.txt").read_text() == "mine"
-
-
-def test_init_from_with_another_head(run, prepared, tmp_path, capsys):
-    # a shifted head has the tensors of a tied one
-    assert train(tmp_path / "shifted", prepared, "--set", f"train.init_from={run}", "--head", "shifted", steps=1) == 0
-    assert train(tmp_path / "untied", prepared, "--set", f"train.init_from={run}", "--head", "untied") == 2
-    assert "is of another model; these differ: head.weight (missing)" in capsys.readouterr().err
-    words = ("--head", "untied", "--set", "train.checkpoint_every=1")
-    assert train(tmp_path / "own", prepared, *words, steps=1) == 0
-    assert train(tmp_path / "back", prepared, "--set", f"train.init_from={tmp_path / 'own'}") == 2
-    assert "head.weight (not in this model)" in capsys.readouterr().err
 
 
 def test_a_disk_that_is_really_full(prepared, tmp_path):
@@ -257,26 +243,3 @@ def test_a_validation_loss_that_is_no_number_stops_the_run(prepared, tmp_path, c
     assert "not finite" in lines[1]["stopped"]
     # the weights are finite, but what they compute is not: this is not a checkpoint to continue from
     assert not os.path.exists(out / "checkpoints")
-
-
-def test_a_signal_counts_once_every_process_knows_of_it(prepared, tmp_path):
-    config = TrainConfig(
-        steps=9, batch_size=2, tokens_per_update=32, lr=1e-3, min_lr=1e-4, warmup=0, checkpoint_every=9,
-    )  # fmt: skip
-    model = GPT(GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320, head_bias="none"))
-
-    trainer = Trainer(
-        tmp_path, model, config, EvaluationConfig(0, 1), open_data(prepared), World(torch.device("cpu")), quiet=True
-    )
-    update = trainer.update
-
-    def updated(batches):
-        line = update(batches)
-        # after update 2 has told the others how things stand: they go on, and so must this one
-        if trainer.step == 2:
-            trainer.request_stop(signal.SIGTERM)
-        return line
-
-    trainer.update = updated
-    assert trainer.fit() == 143
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-3"]
