@@ -44,6 +44,8 @@ BACKENDS: dict[str, Kernel | TorchOps] = {
 }
 
 
+# the largest float
+_LARGEST = sys.float_info.max
 _VARIABLE = "SPHERET_BACKEND"
 _forced: str | None = os.environ.get(_VARIABLE) or None
 
@@ -215,7 +217,7 @@ def retract(
     retraction = as_retraction(retraction)
     check_rows(h, f)
     # NaN, infinity, and integers beyond any float
-    if not isinstance(alpha, Tensor) and not abs(alpha) <= sys.float_info.max:
+    if not isinstance(alpha, Tensor) and not abs(alpha) <= _LARGEST:
         raise ValueError(f"alpha must be finite, got {alpha}.")
     check_scalar("alpha", alpha, h)
     check_scalar("p", retraction.p, h)
