@@ -27,6 +27,8 @@ env: .venv/.ready
 # apart: a torchvision that was built for another torch, as beside a CPU build, breaks every import of transformers
 	$(INSTALL) --upgrade --no-deps --target .venv/timm timm torchvision
 	$(INSTALL) --upgrade --no-deps --target .venv/apart lightning lightning-utilities torchmetrics torchao fla-core
+# apart: trackio takes an older pillow
+	$(INSTALL) --upgrade --no-deps --target .venv/track trackio gradio-client httpx orjson python-multipart starlette uvicorn brotli
 	touch $@ .venv/.race .venv/.docs
 
 # the site of docs/, in build/site. A warning is an error: a broken link, a missing picture, a page that nothing lists

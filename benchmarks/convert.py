@@ -11,11 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison, begin, conditions, llama, medians, next_token_loss, print_table, run, write
+from measuring import (
+    Comparison,
+    begin,
+    conditions,
+    llama,
+    medians,
+    next_token_loss,
+    print_table,
+    run,
+    share_parameters,
+    training_step,
+    write,
+)
 from torch import nn
 
 from spheret.conversion import anneal, convert
-from spheret.train.step_cost import share_parameters, training_step
 
 ORIGINAL, CONVERTED = "original", "converted, t = 1"
 # the three ways that a converted model computes by, each with its position t

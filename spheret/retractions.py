@@ -202,6 +202,8 @@ def _taylor(theta: Callable[[Tensor], Tensor], label: str) -> tuple[float, float
     """The slope of theta at 0 and its cubic coefficient, by autograd; an error if no retraction has this theta."""
     zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
     terms: list[Tensor] = [theta(zero)]
+    if not isinstance(terms[0], Tensor):
+        raise TypeError(f"the angle of {label!r} must return a tensor, got {type(terms[0]).__name__}.")
     for _ in range(3):
         (slope,) = (
             torch.autograd.grad(terms[-1], zero, create_graph=True, allow_unused=True)
@@ -375,7 +377,6 @@ def angular(p: P) -> Retraction:
             raise TypeError(f"a learnable p must be a floating-point tensor, got {p.dtype}.")
         name, cap = "angular(p)", _usual_cap(math.inf)
     else:
-        p = float(p)
         if not p > 0:
             raise ValueError(f"p must be greater than 0, got {p}. p = inf is the exponential map.")
         if not (SMALLEST_P <= p <= LARGEST_P or p == math.inf):
@@ -383,6 +384,8 @@ def angular(p: P) -> Retraction:
                 f"p must lie between {SMALLEST_P:g} and {LARGEST_P:g}, or be inf, the exponential map, got {p}: "
                 "float32 does not hold the powers of beta/p beyond."
             )
+        # an integer of any length is refused above
+        p = float(p)
         for special in (PROJECTION, CAYLEY, EXPONENTIAL):
             if p == special.p:
                 return special

@@ -113,12 +113,15 @@ def default_rates() -> dict[str, tuple[float, str]]:
 
 def rates_file() -> str:
     """What spheret/train/rates.toml holds."""
-    lines = [f'"{contestant}" = {rate:g}  # {plan}' for contestant, (rate, plan) in default_rates().items()]
-    head = (
-        "# The learning rate that a run takes where none is given: the best one at 12 layers of width 64, 300\n"
-        "# updates, and the study that found it. `make results` writes this file from the rows of docs/results.\n"
-    )
-    return head + "[rates]\n" + "\n".join(lines) + "\n"
+    lines = [
+        "# The learning rate that a run takes where none is given: the best one at 12 layers of width 64, 300",
+        "# updates, by the study that found it. `make results` writes this file from the rows of docs/results.",
+    ]
+    found = default_rates()
+    for plan in RATES_FROM:
+        of_plan = [f'"{contestant}" = {rate:g}' for contestant, (rate, found_by) in found.items() if found_by == plan]
+        lines += [f"[{plan}]", *of_plan] if of_plan else []
+    return "\n".join(lines) + "\n"
 
 
 class Study:

@@ -235,6 +235,9 @@ class DynamicTanh(Norm):
         dtype: torch.dtype | None = None,
     ):
         super().__init__(dim)
+        largest = torch.finfo(torch.float32).max
+        if not abs(slope) <= largest:
+            raise ValueError(f"slope must lie between {-largest:.2g} and {largest:.2g}, got {slope}.")
         self.slope = slope
         for name in self.scalars:
             self.register_parameter(name, empty_parameter(1, device, dtype))

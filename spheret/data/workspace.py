@@ -88,11 +88,7 @@ class Workspace:
         PROGRESSES.write(self.directory / PROGRESS, Progress(settings=settings, position=position))
 
     def finish(self, manifest: Manifest) -> None:
-        """Write the manifest, which completes the directory, then remove the progress.
-
-        Raises if the directory was moved or deleted meanwhile.
-        """
-        self._lock.check()
+        """Write the manifest, which completes the directory, then remove the progress."""
         MANIFESTS.write(self.directory / MANIFEST, manifest)
         self.tidy()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -43,6 +44,8 @@ BACKENDS: dict[str, Kernel | TorchOps] = {
 }
 
 
+# the largest float
+_LARGEST = sys.float_info.max
 _VARIABLE = "SPHERET_BACKEND"
 _forced: str | None = os.environ.get(_VARIABLE) or None
 
@@ -213,7 +216,8 @@ def retract(
     """
     retraction = as_retraction(retraction)
     check_rows(h, f)
-    if not isinstance(alpha, Tensor) and not math.isfinite(alpha):
+    # NaN, infinity, and integers beyond any float
+    if not isinstance(alpha, Tensor) and not abs(alpha) <= _LARGEST:
         raise ValueError(f"alpha must be finite, got {alpha}.")
     check_scalar("alpha", alpha, h)
     check_scalar("p", retraction.p, h)

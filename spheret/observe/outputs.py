@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from spheret.observe.records import Event, Header, Observation
+from spheret.observe.records import Event, Header, Observation, SublayerObservation
+from spheret.support.errors import unknown
 
 try:
     import fcntl
@@ -23,12 +29,61 @@ _BEGINNING = b'{"format":"spheret-watch"'
 Log = Callable[[Mapping[str, float], int], object]
 
 
-def logger(log: Any) -> Log | None:
-    """A function of values and step, from one, from a SummaryWriter of TensorBoard, or from a run of Weights &
-    Biases, of trackio or of anything else with `log(values, step=step)`.
+# packages that keep the curves of many runs
+TRACKERS = ("trackio", "wandb")
+
+
+class Tracker:
+    """A logger: it takes values at a step, and alarms if it has alerts, as trackio and Weights & Biases have.
+
+    Args:
+        log: a function of values and step, a SummaryWriter of TensorBoard, or a run of Weights & Biases, of trackio
+            or of anything else with `log(values, step=step)`. The modules trackio and wandb stand for their last run.
     """
-    if log is None:
-        return None
+
+    def __init__(self, log: Any) -> None:
+        self._run, self.log = log, logger(log)
+        name = log.__name__ if isinstance(log, ModuleType) else type(log).__module__
+        self._package: Any = sys.modules.get(name.partition(".")[0])
+
+    def alert(self, event: Event) -> None:
+        """Send an alarm or a warning, at the tracker's own level for it."""
+        levels = getattr(self._package, "AlertLevel", None)
+        if levels is None or not hasattr(self._run, "alert"):
+            return
+        level = levels.ERROR if event.level == "alarm" else levels.WARN
+        # trackio prints what was printed already
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run.alert(title=f"{event.kind} at step {event.step}", text=sentences(event), level=level)
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            # not the run's own, after which trackio would end it once more when the process ends
+            self._package.finish()
+
+
+def check_tracker(package: str) -> Any:
+    """The module of a tracker. Raises for an unknown one, and for one that is not installed."""
+    if package not in TRACKERS:
+        raise unknown("logger", package, TRACKERS)
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(f"{package} is not installed. Run: pip install {package}") from error
+
+
+def open_tracker(package: str, name: str, config: dict[str, Any]) -> Tracker:
+    """A run of trackio or Weights & Biases in the project "spheret"; the one of this name goes on if there is one."""
+    module, words = check_tracker(package), {"project": "spheret", "name": name, "config": config, "resume": "allow"}
+    if package == "wandb":
+        return Tracker(module.init(id=re.sub(r"[/\\#?%:]", "_", name), **words))
+    # it prints where its dashboard is
+    with contextlib.redirect_stdout(sys.stderr):
+        return Tracker(module.init(embed=False, **words))
+
+
+def logger(log: Any) -> Log:
+    """A function of values and step, from what `Tracker` takes."""
     if hasattr(log, "add_scalar"):
 
         def add(values: Mapping[str, float], step: int) -> None:
@@ -50,20 +105,36 @@ def logger(log: Any) -> Log | None:
 def scalars(observation: Observation) -> dict[str, float]:
     """Every finite number of an observation, by names such as watch/norm/003."""
     found: dict[str, float | None] = {"watch/grad_norm": observation.grad_norm, "watch/skipped": observation.skipped}
-    for sublayer in observation.sublayers:
-        for name, value in asdict(sublayer).items():
-            if name != "sublayer":
-                found[f"watch/{name}/{sublayer.sublayer:03d}"] = value
     for place in observation.places:
         found[f"watch/grad_norm/{place.name}"] = place.grad_norm
         found[f"watch/update/{place.name}"] = place.update
-    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+    return {**finite_numbers(found), **sublayer_scalars(observation.sublayers)}
+
+
+def sublayer_scalars(sublayers: Iterable[SublayerObservation]) -> dict[str, float]:
+    """Every finite number of these sublayers, by names such as watch/norm/003."""
+    return finite_numbers({
+        f"watch/{name}/{each.sublayer:03d}": value
+        for each in sublayers
+        for name, value in asdict(each).items()
+        if name != "sublayer"
+    })  # fmt: skip
+
+
+def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The values that are numbers, and finite."""
+    numbers = {name: float(value) for name, value in values.items() if isinstance(value, (bool, int, float))}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def sentences(event: Event) -> str:
+    """What happened, and what helps."""
+    return f"{event.sentence}." + (f" What helps: {event.remedy}." if event.remedy else "")
 
 
 def say(event: Event) -> None:
     """Print an event to the terminal."""
-    helps = f" What helps: {event.remedy}." if event.remedy else ""
-    print(f"spheret.watch: {event.level.upper()} at step {event.step}: {event.sentence}.{helps}", file=sys.stderr)
+    print(f"spheret.watch: {event.level.upper()} at step {event.step}: {sentences(event)}", file=sys.stderr)
 
 
 def _finite(value: Any) -> Any:

@@ -35,7 +35,7 @@ from spheret.observe.hooks import StreamHooks
 from spheret.observe.judge import Judge, JudgeState
 from spheret.observe.measures import fill_gradients, fill_stream, fill_updates, norms, on_bound
 from spheret.observe.nonfinite import bad_gradient, bad_nowhere, bad_outputs, bad_weights, items_of
-from spheret.observe.outputs import LineFile, Log, logger, say, scalars
+from spheret.observe.outputs import LineFile, Tracker, say, scalars
 from spheret.observe.plateau import LOOK
 from spheret.observe.processes import Processes
 from spheret.observe.records import Event, EventKind, Header, Observation, PlaceObservation, SublayerObservation
@@ -95,6 +95,7 @@ class Watch:
             last ones; "stop" raises `Stopped` at an alarm. The last two wait for the loss at every step.
         out: a directory for watch.jsonl, which `spheret report` shows.
         log: the loop's own logger: a function of (values, step), a SummaryWriter, or what has log(values, step=...).
+            Runs of trackio and Weights & Biases also get alarms as alerts.
         on_alarm: called with every `Event`.
         optimizer: if given, its step calls `watch.step`, and the loss is what the model returns.
         unigram_entropy: of the token frequencies, in nats; by default it is estimated from the tokens seen.
@@ -134,7 +135,7 @@ class Watch:
         self.every = check_count("every", every)
         self.model, self.policy = unwrapped(model), policy
         self._on_alarm, self._quiet = on_alarm, quiet
-        self._log: Log | None = logger(log)
+        self._tracker = None if log is None else Tracker(log)
         self._given_entropy = unigram_entropy
         self.steps, self.skipped = 0, 0
         self.events: list[Event] = []
@@ -508,8 +509,8 @@ class Watch:
             return
         if self._file is not None:
             self._file.append(observation)
-        if self._log is not None:
-            self._log(scalars(observation), observation.step)
+        if self._tracker is not None:
+            self._tracker.log(scalars(observation), observation.step)
         if self._page is not None and time.perf_counter() - self._page_written > _PAGE_EVERY:
             self._write_page(live=True)
 
@@ -533,6 +534,8 @@ class Watch:
         for event in events:
             if not self._quiet:
                 say(event)
+            if self._tracker is not None:
+                self._tracker.alert(event)
             if self._on_alarm is not None:
                 self._on_alarm(event)
 

@@ -51,7 +51,8 @@ class Checkpoint:
 
 def save(directory: Path, parts: Mapping[str, Sequence[LazyTensor]], state: StateRecord) -> Path:
     """Write step-N. Files go to a temporary directory, each synced, the manifest last; then one rename."""
-    directory.mkdir(parents=True, exist_ok=True)
+    # a run whose directory was moved or deleted meanwhile must not go on in a second one
+    directory.mkdir(exist_ok=True)
     final, temporary = directory / f"step-{state.step}", directory / f".step-{state.step}.new"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()

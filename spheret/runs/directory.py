@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ from spheret.runs.layout import (
 from spheret.runs.records import RUNS
 from spheret.runs.run import Run, open_run
 from spheret.support.files import Lock, check_results, foreign, is_temporary, output_path, remove_empty
-from spheret.support.ranges import bytes_in_words
 
 
 def existing(path: Path, resume: bool, force: bool) -> Run | None:
@@ -69,10 +67,8 @@ def _check_own(path: Path, whole: bool) -> None:
 
 
 @contextmanager
-def claimed(path: Path, force: bool, start: bool = False) -> Iterator[Lock]:
+def claimed(path: Path, force: bool, start: bool = False) -> Iterator[None]:
     """Within the block the directory exists and is locked. `force` first removes the run in it.
-
-    Yields the lock, whose `check` says whether the directory is still the one that was locked.
 
     start: `existing` found no run, and there must still be none.
     """
@@ -99,36 +95,7 @@ def claimed(path: Path, force: bool, start: bool = False) -> Iterator[Lock]:
             if is_temporary(entry):
                 entry.unlink()
         checkpoint.tidy(path / CHECKPOINTS)
-        yield lock
+        yield
     finally:
         lock.release()
         remove_empty(path, created)
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn the error of a full or read-only disk into one sentence, with the last whole checkpoint."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
-            raise
-        kept = checkpoint.steps(path / CHECKPOINTS)
-        safe = f"step-{kept[-1]} is whole" if kept else "there was no checkpoint yet"
-        raise OSError(
-            f"{path} cannot be written ({error.strerror}), and {safe}: make room and run the same command again."
-        ) from error
-
-
-def check_space(path: Path, parameters: int, checkpoints: int) -> None:
-    """Raise before any work if the disk cannot hold this many checkpoints, the best one and one being written.
-
-    A checkpoint holds the weights and two moments in float32.
-    """
-    where = next(p for p in (path, *path.parents) if p.exists())
-    needed, free = 12 * parameters * (checkpoints + 2), shutil.disk_usage(where).free
-    if free < needed:
-        raise OSError(
-            f"--out {path} has {bytes_in_words(free)} left and the checkpoints need {bytes_in_words(needed)}: make "
-            f"room, or lower train.keep."
-        )

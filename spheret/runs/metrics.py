@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -130,7 +129,7 @@ class Log:
             handle = files.open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except files.NotRegular as error:
             raise ValueError(f"{error}: {LINES.remedy}.") from None
-        self._file: IO[bytes] = os.fdopen(handle, "ab", buffering=0)
+        self._path, self._file = path, os.fdopen(handle, "ab", buffering=0)
         self._file.truncate(keep)
 
     def append(self, record: MetricsRecord) -> None:
@@ -140,7 +139,8 @@ class Log:
         line = LINES.encode(record)
         end = self._file.seek(0, os.SEEK_END)
         try:
-            files.write_all(self._file, line)
+            with files.naming(self._path):
+                files.write_all(self._file, line)
         except OSError:
             self._file.truncate(end)
             raise

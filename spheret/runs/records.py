@@ -145,6 +145,23 @@ class CheckpointRecord(Record, omit_defaults=True):
         return entries if self.optimizer is UNSET else {**entries, OPTIMIZER: self.optimizer}
 
 
+class RunSample(Record):
+    """A text, and what it takes to have the same text again with `spheret sample`.
+
+    text: what the model wrote after the prompt. prompt: "" begins a new document.
+    step: the step of the weights. tokens: how many were drawn.
+    """
+
+    text: str
+    prompt: str
+    seed: Count
+    temperature: NonNegative
+    tokens: Count
+    step: Count
+    format: str = "spheret-sample"
+    version: int = 1
+
+
 def corpus_name(config: Mapping[str, Any]) -> str | None:
     """The corpus of a run, from its config as plain data."""
     corpus = config["data"]["corpus"]
@@ -154,3 +171,4 @@ def corpus_name(config: Mapping[str, Any]) -> str | None:
 RUNS = Document(RunRecord, "train", "copy it back, or train again")
 STATES = Document(StateRecord, "train", "take another checkpoint")
 MANIFESTS = Document(CheckpointRecord, "train", "take another checkpoint")
+RUN_SAMPLES = Document(RunSample, "train", "delete it, and run the same spheret train again to have a new one")

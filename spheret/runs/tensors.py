@@ -66,7 +66,7 @@ def header(tensors: Sequence[LazyTensor]) -> bytes:
 def write(path: Path, tensors: Sequence[LazyTensor]) -> str:
     """Write a file and return its SHA-256. The file is on the disk when this returns."""
     digest = hashlib.sha256()
-    with path.open("wb", buffering=0) as file:
+    with files.naming(path), path.open("wb", buffering=0) as file:
         for part in _parts(tensors):
             files.write_all(file, part)
             digest.update(part)

@@ -298,14 +298,6 @@ class Lock:
         except OSError:
             return False
 
-    def check(self) -> None:
-        """Raise if the directory or its lock file was moved or deleted: a held lock then keeps nobody out."""
-        if self._lock.is_locked and not self._is_there():
-            raise OSError(
-                f"{self.path.parent} was moved or deleted while it was in use, or its {self.path.name} was: nothing "
-                f"can be saved there. Move it back and run the same command again, or give another directory."
-            )
-
     def release(self) -> None:
         """Remove the file and release the lock. Nothing happens if the lock is not held."""
         if self._lock.is_locked:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 # seconds between lines where there is no terminal
@@ -61,17 +60,6 @@ class Meter:
         elif now or time.monotonic() - self._shown >= LINE_SECONDS:
             self._shown = time.monotonic()
             print(f"{self._title}: {text}", file=sys.stderr, flush=True)
-
-    def counter(self, total: int, unit: str, parts: int = 1) -> Callable[..., None]:
-        """A function to call after every part, or with how many: "3 of 24 tokens". A unit has `parts` of them."""
-        done = 0
-
-        def tick(count: int = 1) -> None:
-            nonlocal done
-            done += count
-            self.show(f"{done // parts} of {total} {unit}", done / (total * parts))
-
-        return tick
 
     def say(self, text: str) -> None:
         """Print a line of its own, which the bar does not overwrite."""

@@ -63,10 +63,6 @@ class World:
         """The value of the main process."""
         return value
 
-    def any(self, value: bool) -> bool:
-        """Whether it is true on any process."""
-        return any(self.gather(value))
-
     def restore_random(self, states: list[str], seed: int) -> None:
         """Restore this process's random state. In a world of a different size each process takes its own seed."""
         if len(states) == self.size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from spheret import kernels
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
 from spheret.observe.observer import NonFinite, Observer
+from spheret.observe.outputs import Tracker, finite_numbers, sublayer_scalars
 from spheret.observe.records import Start
 from spheret.observe.remedies import against_collapse
 from spheret.observe.start import radius_of, start_of, start_warning
@@ -39,6 +40,8 @@ from spheret.train.validation import validate
 
 # without evaluations the sublayers are measured this seldom, or ten times per run, for the judge of divergence
 LEAST_LOOK_EVERY = 100
+# what a tracker gets of a line of metrics.jsonl, beside the sublayers
+TRACKED = ("loss", "val_loss", "lr", "grad_norm", "spikes", "radius", "tokens_per_second")
 
 
 class Trainer:
@@ -51,7 +54,7 @@ class Trainer:
         backend: what computed the updates, known after the first one; `backend_before`, what did so before a restart.
         observer: measures the sublayers, and judges them and the losses.
         log: the writer of metrics.jsonl in the main process, within `fit`.
-        check_directory: that of `fit`.
+        tracker: gets metrics and alarms too, in the main process, if it is set before `fit`.
     """
 
     def __init__(
@@ -101,17 +104,13 @@ class Trainer:
         )  # fmt: skip
         self._look_every = evaluation.eval_every or max(LEAST_LOOK_EVERY, config.steps // 10)
         self.log: Log | None = None
-        self.check_directory: Callable[[], None] = lambda: None
+        self.tracker: Tracker | None = None
         # the signal that reached this process, and the one that all processes agreed on
         self._received: int | None = None
         self._stopping: int | None = None
 
-    def fit(self, check_directory: Callable[[], None] = lambda: None) -> int:
-        """Train to the last step, or until a signal or a guard stops it. Returns the exit code.
-
-        check_directory: raises if the run directory is no longer the one that was locked for this run.
-        """
-        self.check_directory = check_directory
+    def fit(self) -> int:
+        """Train to the last step, or until a signal or a guard stops it. Returns the exit code."""
         self.log = Log(self.path / METRICS, self.step) if self.world.is_main else None
         batches = self._loader.batches(self.step, self.config.steps)
         try:
@@ -280,6 +279,11 @@ class Trainer:
     def _write(self, line: MetricsRecord) -> None:
         if self.log is not None:
             self.log.append(line)
+        if self.tracker is not None:
+            numbers = {f"train/{name}": getattr(line, name) for name in TRACKED}
+            self.tracker.log(finite_numbers(numbers) | sublayer_scalars(line.sublayers or ()), line.step)
+            for event in line.events or ():
+                self.tracker.alert(event)
 
     def _show(self, meter: Meter, line: MetricsRecord) -> None:
         val = "" if self.val_loss is None else f", val {self.val_loss:.4f}"

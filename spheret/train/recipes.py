@@ -27,9 +27,14 @@ UNKNOWN_RATE = 1e-3
 
 
 @cache
+def _studies() -> dict[str, dict[str, float]]:
+    """The best learning rate of each contestant at the shape of SMALL, 300 updates, by study, from `make results`."""
+    return tomllib.loads(Path(__file__).with_name("rates.toml").read_text(encoding="utf-8"))
+
+
 def rates() -> dict[str, float]:
-    """The best learning rate of each contestant at the shape of SMALL, 300 updates, as `make results` wrote it."""
-    return tomllib.loads(Path(__file__).with_name("rates.toml").read_text())["rates"]
+    """The same of all studies."""
+    return {contestant: rate for found in _studies().values() for contestant, rate in found.items()}
 
 
 def known_rate(scheme: str, width: int) -> float:
@@ -43,14 +48,15 @@ def known_rate(scheme: str, width: int) -> float:
 
 
 def rate_words(model: GPTConfig) -> str:
-    """Where that learning rate comes from."""
-    shape = SMALL.sections["model"]
-    size = f"{shape['layers']} layers of width {shape['width']}"
-    if model.scheme not in rates():
-        return "no study has this scheme: try others with --lr"
+    """Where that learning rate comes from: the study, and the size that it had."""
+    shape, rate = SMALL.sections["model"], rates().get(model.scheme, UNKNOWN_RATE)
+    study = next((name for name, found in _studies().items() if model.scheme in found), None)
+    words = f"the best of the study {study} at {shape['layers']} layers of width {shape['width']}"
+    if study is None:
+        words = "a guess, because no study has this scheme: try others with --lr"
     if model.width > shape["width"]:
-        return f"{rates()[model.scheme]:g} was the best at {size}, times the root of {shape['width']}/{model.width}"
-    return f"the best at {size}"
+        return f"{rate:g} times the root of {shape['width']}/{model.width}; {rate:g} is {words}"
+    return words
 
 
 def complete(

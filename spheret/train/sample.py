@@ -9,8 +9,9 @@ import torch
 from spheret.data import Tokenizer
 from spheret.model.gpt import GPT
 from spheret.runs.cost import check_generating
+from spheret.runs.layout import SAMPLE
+from spheret.runs.records import RUN_SAMPLES, RunSample
 from spheret.runs.run import open_run
-from spheret.runs.run_sample import RunSample
 from spheret.support.machine import resolve_device
 from spheret.support.ranges import check_counts
 
@@ -24,7 +25,7 @@ def write_ending_sample(path: Path, model: GPT, tokenizer: Tokenizer, step: int)
     tokens = min(TOKENS, model.config.block)
     start = torch.tensor([[tokenizer.end_of_text]], device=model.tokens.weight.device)
     ids = model.generate(start, tokens, TEMPERATURE, seed=SEED, vocab=tokenizer.vocab_size)[0, 1:].tolist()
-    RunSample(tokenizer.decode(ids), "", SEED, TEMPERATURE, tokens, step).write(path)
+    RUN_SAMPLES.write(path / SAMPLE, RunSample(tokenizer.decode(ids), "", SEED, TEMPERATURE, tokens, step))
 
 
 def sample(

@@ -75,7 +75,6 @@ def save(trainer: Trainer, val_loss: float | None) -> None:
         for tensor in (tensor for part in parts.values() for tensor in part):
             tensor.gather()
         return
-    trainer.check_directory()
     # every line up to a checkpoint's step is on the disk before the checkpoint
     trainer.log.sync()
     checkpoint.save(directory, parts, StateRecord(step=trainer.step, val_loss=val_loss, training=training))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shlex
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -19,12 +22,13 @@ import tyro
 from spheret.data import Data, open_named
 from spheret.flags import SET_HELP, given, section_flags, shown
 from spheret.model.gpt import GPT
+from spheret.observe.outputs import check_tracker, open_tracker
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
 from spheret.runs.config import Given, RunConfig, differences, merge, read_config
 from spheret.runs.cost import check_run, optimizer_flops, shape, step_bytes, step_flops
-from spheret.runs.directory import check_space, claimed, existing, explained
-from spheret.runs.layout import CHECKPOINTS, METRICS, SAMPLE
+from spheret.runs.directory import claimed, existing
+from spheret.runs.layout import CHECKPOINTS, CONFIG, METRICS, SAMPLE
 from spheret.runs.metrics import whole_metrics
 from spheret.runs.records import Environment, RunRecord
 from spheret.runs.run import Run, describe_data, manifest_sha256, open_run, write_config
@@ -60,6 +64,7 @@ class TrainOptions:
         parallel: ddp or fsdp, for processes that torchrun starts.
         timeout: Seconds to wait for the other processes.
         ignore_memory: Start although the model and its batch need more memory than there is.
+        logger: trackio or wandb: metrics and alarms go there too.
         quiet: Print no summary and no progress.
     """
 
@@ -73,6 +78,7 @@ class TrainOptions:
     parallel: Annotated[str | None, shown("STR", "ddp under torchrun")] = None
     timeout: int = 600
     ignore_memory: bool = False
+    logger: Annotated[str | None, shown("STR", "none")] = None
     quiet: bool = False
 
 
@@ -95,6 +101,8 @@ def train(
         settings = merge(read_config(where.config), settings)
     if where.threads is not None:
         torch.set_num_threads(check_threads("--threads", where.threads))
+    if where.logger is not None:
+        check_tracker(where.logger)
     world = join(where.device, where.parallel, where.timeout)
     try:
         return _train(world, where, settings)
@@ -207,8 +215,6 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
     )
     if config.train.init_from is not None and run is None:
         _initial_weights(config.train.init_from, trainer)
-    if world.is_main:
-        check_space(path, parameters, min(config.train.keep, config.train.steps // config.train.checkpoint_every + 1))
     record = RunRecord(
         model=config.model,
         train=config.train,
@@ -216,7 +222,7 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
         data=described,
         environment=_environment(world),
     )
-    with claimed(path, where.force, start=run is None) if world.is_main else nullcontext() as lock, explained(path):
+    with claimed(path, where.force, start=run is None) if world.is_main else nullcontext():
         saved = None
         if world.is_main:
             saved = checkpoint.newest(path / CHECKPOINTS, _print, partial(check, trainer))
@@ -239,12 +245,29 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
                     _write_sample(path, trainer, data, world)
                 _print(f"{path} is finished: {config.train.steps} steps.")
             return FINISHED
-        code = trainer.fit() if lock is None else trainer.fit(lock.check)
+        with _tracked(trainer, where.logger) if world.is_main else nullcontext():
+            code = trainer.fit()
         if code == FINISHED and world.is_main:
             _write_sample(path, trainer, data, world)
         if code == FINISHED and not where.quiet and world.is_main:
             _conclude(path, trainer)
         return code
+
+
+@contextmanager
+def _tracked(trainer: Trainer, logger: str | None) -> Iterator[None]:
+    """Within the block, the trainer sends its metrics to a run of a tracker, which goes on when the training does."""
+    if logger is None:
+        yield
+        return
+    # the hash tells runs in directories of one name apart, and a run from one that --force began again
+    config = (trainer.path / CONFIG).read_bytes()
+    name = f"{trainer.path.resolve().name}-{hashlib.sha256(config).hexdigest()[:8]}"
+    trainer.tracker = open_tracker(logger, name, json.loads(config))
+    try:
+        yield
+    finally:
+        trainer.tracker.close()
 
 
 def _write_sample(path: Path, trainer: Trainer, data: Data, world: World) -> None:

@@ -38,9 +38,8 @@ from spheret.observe.inspect.command import INSPECTIONS, InspectRecord
 from spheret.observe.inspection import Inspection
 from spheret.observe.records import Observation, SublayerObservation
 from spheret.runs.metrics import LINES
-from spheret.runs.records import MANIFESTS, STATES
+from spheret.runs.records import MANIFESTS, RUN_SAMPLES, STATES, RunSample
 from spheret.runs.run import open_run, section_as_dict
-from spheret.runs.run_sample import RUN_SAMPLES, RunSample
 from spheret.support.documents import DamagedDocument, Document, Record
 
 HASH = "ab" * 32

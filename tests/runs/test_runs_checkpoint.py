@@ -139,8 +139,8 @@ def in_child(work, after):
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-# at every seventh line; the slow suite takes every line
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+# at every nineteenth line; the slow suite takes every line
+@pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_between_any_two_lines_of_a_save(tmp_path, stride):
     moment, died = 0, True
     while died:

@@ -22,7 +22,7 @@ from spheret.runs.config import (
     read_config,
 )
 from spheret.train.recipes import SMALL as SMALL_RECIPE
-from spheret.train.recipes import complete, known_rate
+from spheret.train.recipes import complete, known_rate, rate_words, rates
 
 SMALL = {"model": {"scheme": "pre-ln"}, "data": {"path": "sotu"}, "train": {"steps": 1000}}
 HOME = {field.name: section for section, kind in SECTIONS.items() for field in fields(kind)}
@@ -58,6 +58,14 @@ def test_without_a_size_the_recipe_is_small():
     assert (config.train.warmup, config.train.precision) == (100, "float32")
     assert (config.train.checkpoint_every, config.evaluation.eval_every) == (100, 100)
     assert complete(changed(steps=50_000), "cpu").train.warmup == 2000
+
+
+def test_a_rate_says_its_study_and_size():
+    model = complete(changed(scheme="keel", width=256), "cpu").model
+    assert known_rate("keel", 256) == known_rate("keel", 64) / 2 == rates()["keel"] / 2
+    assert all(fact in rate_words(model) for fact in (f"{rates()['keel']:g}", "64/256", "study depth", "12 layers"))
+    new = complete(changed(scheme="pre-ln", width=32), "cpu").model
+    assert "study depth" in rate_words(new)
 
 
 @pytest.mark.parametrize(("width", "heads"), [(64, 4), (256, 4), (512, 8), (768, 12)])

@@ -58,7 +58,7 @@ MUON = {
 def config(**changes):
     return TrainConfig(**{
         "steps": 3, "batch_size": 2, "tokens_per_update": 2 * 4 * 16, "lr": 1e-3, "min_lr": 1e-4,
-        "warmup": 0, "checkpoint_every": 1, "keep": 9, **changes,
+        "warmup": 0, "checkpoint_every": 3, "keep": 9, **changes,
     })  # fmt: skip
 
 
@@ -72,6 +72,9 @@ def build(case):
 
 def make(path, data, case, world, **changes):
     path.mkdir(parents=True, exist_ok=True)
+    if case == "proj-spheretnorm":
+        # resumed after its first update
+        changes = {"checkpoint_every": 1, **changes}
     return Trainer(path, build(case), config(**changes), EvaluationConfig(3, 5), data, world, 3.0, quiet=True)
 
 

@@ -54,7 +54,11 @@ def test_a_non_finite_loss_stops_before_the_update(kind, number, first, prepared
 
 @pytest.mark.parametrize(
     ("kind", "head", "collapses"),
-    [("proj-spheretnorm", "tied", True), ("proj-spheretnorm", "shifted", False), ("pre-ln", "tied", False)],
+    [
+        ("proj-spheretnorm", "tied", True),
+        pytest.param("proj-spheretnorm", "shifted", False, marks=pytest.mark.slow),
+        pytest.param("pre-ln", "tied", False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_tied_head_collapses_and_a_shifted_one_does_not(kind, head, collapses, tmp_path, capsys):
     words = (

@@ -47,13 +47,6 @@ def kill(process, rank, out, moment, size):
     return found.values()
 
 
-def test_a_kill_between_two_checkpoints(prepared, unbroken, tmp_path):
-    process = launch("plain", "--data", prepared, "--out", tmp_path / "run")
-    kill(process, 1, tmp_path / "run", ("part", 0.5), (unbroken / METRICS).stat().st_size)
-    torchrun.finish(process, PATIENCE)
-    assert drill.differences(unbroken, tmp_path / "run") == []
-
-
 @pytest.mark.slow
 def test_two_kills_of_one_run(prepared, unbroken, tmp_path):
     """The first process before the first step, then the second one between two checkpoints."""

@@ -12,9 +12,7 @@ from train_helpers import train, weights
 
 from spheret import kernels
 from spheret.cli import main
-from spheret.connections import SCHEMES
 from spheret.lab.runs import read_groups
-from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs import tensors
 from spheret.runs.layout import MANIFEST, MODEL, OPTIMIZER, STATE
 from spheret.runs.records import MANIFESTS, CheckpointRecord, FileRecord
@@ -185,15 +183,6 @@ def test_tensors_that_do_not_fit_fall_back(name, change, run, finished, capsys):
     )
     assert text.count("falling back to the one before.") == 1
     assert weights(run) == weights(finished)
-
-
-def test_every_parameter_has_a_state_in_the_optimiser():
-    """`Trainer.forms` expects it of every scheme."""
-    for name in SCHEMES:
-        model = GPT(GPTConfig(layers=2, heads=2, width=16, block=8, vocab=32, scheme=name, head_bias="none"))
-        ids = torch.randint(32, (2, 9))
-        model(ids[:, :-1], ids[:, 1:]).backward()
-        assert [key for key, p in model.named_parameters() if p.grad is None] == [], name
 
 
 def test_a_damaged_random_state_falls_back(run, finished, capsys):

@@ -19,10 +19,11 @@ from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.config import EvaluationConfig, TrainConfig
 from spheret.runs.layout import SAMPLE
 from spheret.runs.metrics import TIMING
+from spheret.runs.records import RUN_SAMPLES
 from spheret.runs.run import open_run
-from spheret.runs.run_sample import RUN_SAMPLES
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
+from spheret.train.recipes import rate_words
 from spheret.train.sample import write_ending_sample
 
 
@@ -45,7 +46,7 @@ def test_it_starts_with_four_lines_and_ends_with_one(prepared, tmp_path, capsys)
     model, rate, data, run, end = capsys.readouterr().out.splitlines()
     parameters = GPT(open_run(out).settings.model).parameter_count()
     assert all(fact in model for fact in ("p-spheretnorm:p=0.3", "width 16", f"{parameters:,} parameters"))
-    assert f"{open_run(out).settings.train.lr:g}" in rate
+    assert f"{open_run(out).settings.train.lr:g}, {rate_words(open_run(out).model_config)}" in rate
     assert f"{open_data(prepared).manifest.tokens['train']:,} training" in data
     assert "2 steps of 128 tokens" in run
     last = open_run(out).metrics()[-1]
@@ -238,14 +239,14 @@ def test_resuming_a_finished_run_does_nothing(unbroken, capsys):
 
 
 @pytest.mark.parametrize("precision", ["float32", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_killed_at_seeded_moments_and_resumed(precision, prepared, tmp_path):
+def test_killed_at_a_seeded_moment_and_resumed(precision, prepared, tmp_path):
     words = list(drill.RECIPE)
     words[words.index("--data") + 1] = str(prepared)
     words[words.index("--steps") + 1] = "24"
     message: list[str] = []
     with planted(tmp_path / "corpus"):
-        assert drill.drill(tmp_path, 2, 1337, [*words, "--precision", precision], message.append) == []
-    assert message[1:] == ["kill 1 of 2", "kill 2 of 2"]
+        assert drill.drill(tmp_path, 1, 1337, [*words, "--precision", precision], message.append) == []
+    assert message[1:] == ["kill 1 of 1"]
 
 
 @pytest.mark.drill
@@ -259,14 +260,14 @@ def test_killed_twenty_times(precision, seed, prepared, tmp_path):
 
 @pytest.fixture(scope="module")
 def forty_steps(prepared, tmp_path_factory):
-    """A run in a process of its own, and its arguments."""
+    """A run of forty steps, and its arguments."""
     words = (
         "--set", "train.checkpoint_every=1000", "--eval-every", "10", "--set", "model.dropout=0.1", "--data",
         str(prepared), *TINY,
     )  # fmt: skip
     arguments = ("--scheme", "pre-ln", "--steps", "40", *words)
     out = tmp_path_factory.mktemp("forty") / "run"
-    drill.finish(drill.start(out, arguments))
+    assert main(["train", *arguments, "--out", str(out)]) == 0
     return out, arguments
 
 
@@ -282,21 +283,19 @@ def test_ctrl_c_saves_and_ends(forty_steps, tmp_path):
     stopped = open_run(out).checkpoint().step
     assert 0 < stopped < 40
     assert len(metrics(out)) == stopped
-    drill.finish(drill.start(out, arguments))
+    assert main(["train", *arguments, "--out", str(out)]) == 0
     assert drill.differences(unbroken, out) == []
 
 
-def test_a_directory_is_one_process_s(prepared, tmp_path):
+def test_a_directory_is_one_process_s(prepared, tmp_path, capsys):
     words = ("--scheme", "pre-ln", "--steps", "100000", "--data", str(prepared), *TINY)
     out = tmp_path / "run"
     process = drill.start(out, words)
     try:
         assert drill.reached(process, out / "metrics.jsonl", 100)
         assert open_run(out).is_locked()
-        second = drill.start(out, words)
-        _, message = second.communicate(timeout=120)
-        assert second.returncode == 2
-        assert b"another process is training" in message
+        assert main(["train", *words, "--out", str(out)]) == 2
+        assert "another process is training" in capsys.readouterr().err
     finally:
         process.kill()
         process.communicate()

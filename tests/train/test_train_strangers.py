@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,12 +15,9 @@ from damage import contents
 from train_helpers import TINY, metrics, train
 
 from spheret.cli import main
-from spheret.data import open_data, prepare
-from spheret.model.gpt import GPT, GPTConfig
-from spheret.runs.config import EvaluationConfig, TrainConfig
+from spheret.data import prepare
 from spheret.runs.directory import claimed
 from spheret.runs.run import create_run, open_run
-from spheret.train.distributed import World
 from spheret.train.loop import Trainer
 
 
@@ -42,42 +38,20 @@ def test_force_starts_again_and_touches_nothing_else(run, prepared, tmp_path):
     assert (out / "notes.txt").read_text() == "mine"
 
 
-def test_init_from_with_another_head(run, prepared, tmp_path, capsys):
-    # a shifted head has the tensors of a tied one
-    assert train(tmp_path / "shifted", prepared, "--set", f"train.init_from={run}", "--head", "shifted", steps=1) == 0
-    assert train(tmp_path / "untied", prepared, "--set", f"train.init_from={run}", "--head", "untied") == 2
-    assert "is of a different model; these differ: head.weight (missing)" in capsys.readouterr().err
-    words = ("--head", "untied", "--set", "train.checkpoint_every=1")
-    assert train(tmp_path / "own", prepared, *words, steps=1) == 0
-    assert train(tmp_path / "back", prepared, "--set", f"train.init_from={tmp_path / 'own'}") == 2
-    assert "head.weight (not in this model)" in capsys.readouterr().err
-
-
 def test_a_disk_that_is_really_full(prepared, tmp_path):
-    # the kernel refuses a file beyond a size: the optimiser's state does not fit, or a metrics line
-    for limit, expected in ((30_000, "there was no checkpoint yet"), (700, "there was no checkpoint yet")):
-        out = tmp_path / str(limit)
-        words = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}));"
-        words += "from spheret.cli import main; sys.exit(main(sys.argv[1:]))"
-        arguments = ["train", "--scheme", "pre-ln", "--data", str(prepared), "--steps", "6", *TINY]
-        done = subprocess.run(
-            [sys.executable, "-c", words, *arguments, "--out", str(out)], capture_output=True, text=True
-        )
-        assert done.returncode == 2, done.stderr
-        assert expected in done.stderr or "cannot be written" in done.stderr
-        assert "Traceback" not in done.stderr
-        assert not list(out.glob("checkpoints/.step-*"))
-        # with room again it goes on
-        assert main([*arguments, "--out", str(out), "--resume"]) == 0
-        assert len(metrics(out)) == 6
-
-
-def test_too_little_room_is_known_before_the_start(prepared, tmp_path, monkeypatch, capsys):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    assert train(tmp_path / "run", prepared) == 2
-    assert "lower train.keep" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    # the kernel refuses a file beyond a size: the weights do not fit
+    out = tmp_path / "run"
+    words = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000));"
+    words += "from spheret.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["train", "--scheme", "pre-ln", "--data", str(prepared), "--steps", "6", *TINY, "--out", str(out)]
+    done = subprocess.run([sys.executable, "-c", words, *arguments], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "model.safetensors: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(out.glob("checkpoints/.step-*"))
+    # with room again it goes on
+    assert main([*arguments, "--resume"]) == 0
+    assert len(metrics(out)) == 6
 
 
 def test_a_run_from_elsewhere(run, prepared, tmp_path, capsys):
@@ -163,7 +137,7 @@ def test_a_directory_that_goes_away_stops_the_run(act, prepared, tmp_path, monke
     out = tmp_path / "run"
     _in_the_middle(monkeypatch, lambda: act(out))
     assert train(out, prepared, "--set", "train.checkpoint_every=2") == 2
-    assert re.fullmatch(f"spheret train: {out} was moved or deleted .*\n", capsys.readouterr().err)
+    assert str(out / "checkpoints") in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -222,6 +196,7 @@ def test_odd_paths(name, prepared, tmp_path, monkeypatch):
     assert main(["sample", name, "--tokens", "1"]) == 0
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(prepared, tmp_path):
     words = ("--scheme", "pre-ln", "--steps", "100000", "--data", str(prepared), *TINY)
     words += ("--set", "train.checkpoint_every=5")
@@ -268,26 +243,3 @@ def test_a_validation_loss_that_is_no_number_stops_the_run(prepared, tmp_path, c
     assert "not finite" in lines[1]["stopped"]
     # the weights are finite, but what they compute is not: this is not a checkpoint to continue from
     assert not os.path.exists(out / "checkpoints")
-
-
-def test_a_signal_counts_once_every_process_knows_of_it(prepared, tmp_path):
-    config = TrainConfig(
-        steps=9, batch_size=2, tokens_per_update=32, lr=1e-3, min_lr=1e-4, warmup=0, checkpoint_every=9,
-    )  # fmt: skip
-    model = GPT(GPTConfig(layers=1, heads=2, width=16, block=16, vocab=320, head_bias="none"))
-
-    trainer = Trainer(
-        tmp_path, model, config, EvaluationConfig(0, 1), open_data(prepared), World(torch.device("cpu")), quiet=True
-    )
-    update = trainer.update
-
-    def updated(batches):
-        line = update(batches)
-        # after update 2 has told the others how things stand: they go on, and so must this one
-        if trainer.step == 2:
-            trainer.request_stop(signal.SIGTERM)
-        return line
-
-    trainer.update = updated
-    assert trainer.fit() == 143
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-3"]

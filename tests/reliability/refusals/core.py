@@ -81,7 +81,7 @@ CALLS = [
         (lambda shape=shape: retract(WIDE, WIDE, torch.ones(shape)), ValueError, "alpha")
         for shape in ((4,), (5, 4), (5, 4, D), (3, 4, 1), (1, 5, 4, 1))
     ),
-    (lambda: retract(X, X, math.nan), ValueError, "alpha"),
+    *((lambda alpha=alpha: retract(X, X, alpha), ValueError, "alpha") for alpha in (math.nan, math.inf, 10**400)),
     (lambda: retract(X, X, torch.ones(1).long()), TypeError, "alpha"),
     *(
         (lambda shape=shape: retract(WIDE, WIDE, 1.0, torch.ones(shape)), ValueError, "p")
@@ -94,11 +94,12 @@ CALLS = [
     (lambda: spheret.kernels.use("close"), ValueError, "'closed'"),
     # retractions
     *((lambda p=p: angular(p), ValueError, "greater") for p in (0, -1.0, math.nan, -math.inf)),
-    *((lambda p=p: angular(p), ValueError, "1e+06") for p in (1e-308, 5e-7, 2e6, 1e308)),
+    *((lambda p=p: angular(p), ValueError, "1e+06") for p in (1e-308, 5e-7, 2e6, 1e308, 10**400)),
     (lambda: angular(torch.tensor([1])), TypeError, "floating-point"),
     (lambda: as_retraction("projektion"), ValueError, "'projection'"),
     (lambda: as_retraction(None), TypeError, "name"),
     (angle(torch.cos), ValueError, "odd"),
+    (angle(lambda b: 1), TypeError, "tensor"),
     (angle(lambda b: 2 * torch.tanh(b)), ValueError, "slope"),
     (angle(lambda b: b + b * b), ValueError, "odd"),
     (angle(torch.sqrt), ValueError, "smooth"),

@@ -30,6 +30,7 @@ ROWS = [
     (TRAIN + "--set model.dropout=1.5", 2, "dropout"),
     (TRAIN + "--set slope=abc", 2, "slope"),
     (TRAIN + "--set slope=nan", 2, "slope"),
+    (TRAIN + "--set slope=1e308", 2, "slope"),
     (TRAIN + "--set bias=1", 2, "bias"),
     (P + "1e308", 2, "p must lie"),
     (P + "1e-308", 2, "p must lie"),

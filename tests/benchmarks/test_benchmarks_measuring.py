@@ -1,13 +1,16 @@
-"""The bare training step."""
+"""The bare training step that benchmarks time."""
 
 import pytest
 import torch
+from scripts import script
 
 from spheret.connections import SCHEMES
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.optim import parameter_groups
-from spheret.train.step_cost import share_parameters, training_step
 
+share_parameters, training_step = (
+    getattr(script("benchmarks/measuring.py"), name) for name in ("share_parameters", "training_step")
+)
 TINY = {"layers": 2, "heads": 2, "width": 16, "block": 16, "vocab": 320, "head_bias": "none"}
 
 
