@@ -83,6 +83,22 @@ def stream_measures(h: Tensor, f: Tensor, out: Tensor, still: Tensor) -> dict[st
     }
 
 
+@torch.no_grad()
+def mixing_measures(mix: Tensor, streams: Tensor) -> dict[str, Tensor]:
+    """Scalars of the matrices (tokens, n, n) that mix streams, and of the streams (tokens, n, width) behind it."""
+    mix, count = wide(mix), mix.shape[-1]
+    size = math.sqrt(count)
+    units = nn.functional.normalize(wide(streams), dim=-1)
+    pairs = units.sum(-2).square().sum(-1) - units.square().sum((-2, -1))
+    shares = mix.abs().amax(-1) / mix.abs().sum(-1)
+    return {
+        "stream_cosine": pairs.mean() / (count * (count - 1)),
+        "mix_from_identity": torch.linalg.matrix_norm(mix - torch.eye(count).to(mix)).mean() / size,
+        "mix_from_uniform": torch.linalg.matrix_norm(mix - 1 / count).mean() / size,
+        "mix_saturation": shares.mean(),
+    }
+
+
 def norms(tensors: Sequence[Tensor]) -> list[float]:
     """The norm of each tensor as a whole. If one is sharded, every process must call this."""
     if not tensors:
@@ -120,7 +136,8 @@ def on_bound(model: nn.Module) -> list[str]:
 # the numbers of the stream, which each process sees in its own part of the batch
 _OF_THE_STREAM = (
     "norm", "growth", "angle_mean", "angle_max", "moved", "moved_max", "cosine", "common_stream", "common_output",
-    "massive", "sink", "drift", "alpha", "attention_logit",
+    "massive", "sink", "drift", "alpha", "attention_logit", "stream_cosine", "mix_from_identity", "mix_from_uniform",
+    "mix_saturation", "mix_gain",
 )  # fmt: skip
 
 
@@ -129,10 +146,14 @@ def fill_stream(observation: Observation, hooks: StreamHooks, processes: Process
     rows: list[Tensor] = []
     places: list[tuple[int, str]] = []
     start = hooks.sublayers[0].lengths if hooks.sublayers else None
+    product: Tensor | None = None
     for index, seen in enumerate(hooks.sublayers):
         named = dict(seen.measured)
         if start is not None and seen.lengths is not None and len(seen.lengths[1]) == len(start[0]):
             named["drift"] = ((seen.lengths[1] - start[0]).abs() / start[0]).max()
+        if seen.mix is not None:
+            product = wide(seen.mix) if product is None else wide(seen.mix) @ product
+            named["mix_gain"] = torch.linalg.matrix_norm(product, ord=2).mean()
         if seen.alpha is not None:
             named["alpha"] = wide(local(seen.alpha.detach())).mean()
         rows += [wide(x) for x in named.values()]
