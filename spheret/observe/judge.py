@@ -31,6 +31,8 @@ MARGIN = 0.1
 PATIENCE, PATIENCE_SHARE = 100, 0.02
 # a run that explodes does not wait: FEW losses in a row, each HUGE times the reference
 HUGE, FEW = 10.0, 5
+# a loss that jumps less than JUMPS times does no harm where the gradient does not rise by this factor
+RISES = 1.5
 # in a spike, a place stands out if its gradient rose this many times more than most gradients
 STANDS_OUT = 3.0
 # an update is skipped if its loss or gradient norm is this many standard deviations above the mean of the last ones
@@ -318,6 +320,9 @@ class Judge:
         text = f"the loss jumped to {value:.4g}, where {usual:.4g} is usual"
         found = Finding(words={"detail": ""}) if observation is None else self.where_it_rose(observation)
         times, alike = value / usual if usual > 0 else 0.0, found.words.get("alike", 0.0)
+        if 0 < alike < self.scaled(RISES) and times < self.scaled(JUMPS):
+            # a hard batch, whose update is as long as any other
+            return []
         if times > self.scaled(JUMPS) and 0.5 < alike / times < 2:
             text = f"the loss and all gradients rose alike, {times:.3g} times: the loss scale, or the learning rate"
             return self._event("rate", step, "the model", text, before=usual, now=value)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from spheret.model.gpt import GPT
 from spheret.model.probes import sublayer_name
+from spheret.observe.advice import Advice, flags_of
 from spheret.observe.calls import quietly
 from spheret.observe.finding import find_sublayers
 from spheret.observe.hooks import StreamHooks
@@ -26,7 +27,6 @@ from spheret.observe.measures import fill_gradients, fill_stream, on_bound
 from spheret.observe.nonfinite import bad_in_batches, bad_weights, items_of
 from spheret.observe.processes import Processes
 from spheret.observe.records import Event, Observation, SublayerObservation
-from spheret.observe.remedies import Advice, flags_of
 
 
 class NonFinite(ArithmeticError):

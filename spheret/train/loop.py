@@ -16,10 +16,9 @@ from torch import Tensor
 from spheret import kernels
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
+from spheret.observe.advice import against_collapse, radius_of, start_of, start_warning
 from spheret.observe.observer import NonFinite, Observer
 from spheret.observe.records import Start
-from spheret.observe.remedies import against_collapse
-from spheret.observe.start import radius_of, start_of, start_warning
 from spheret.optim import build_optimizer, clip_gradients, set_learning_rate
 from spheret.optim.parametrization import parametrize
 from spheret.runs import checkpoint
