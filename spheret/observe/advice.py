@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
@@ -30,48 +29,21 @@ LONG_WARMUP = 100
 HIGH_RATE, USUAL_RATE = 0.1, 1e-3
 
 
-@dataclass(frozen=True)
-class Advice:
-    """Flags for a new run, and why they may help."""
-
-    flags: str
-    why: str
-
-
-def flags_of(advice: Iterable[Advice]) -> str:
-    """The flags of all of them, for a sentence."""
-    return f"the most promising first: {', '.join(each.flags for each in advice)}"
-
-
-def lower_rate(train: TrainConfig) -> Advice:
-    """A lower learning rate."""
-    if train.lr > HIGH_RATE:
-        facts = "of 36 runs of ours at rates up to 0.3 none diverged, at 1 eight of nine did"
-        return Advice(f"--lr {USUAL_RATE:g}", f"the usual rate instead of {train.lr:g}; {facts}.")
+def against_collapse(model: GPTConfig, train: TrainConfig) -> str:
+    """The flags that keep tokens from collapsing, for a sentence: docs/collapse.md."""
+    high = train.lr > HIGH_RATE
     # one digit that counts
-    rate = float(f"{train.lr / 3:.0e}")
-    return Advice(f"--lr {rate:g}", f"instead of {train.lr:g}. If it fails too, divide by three again.")
-
-
-def longer_warmup(train: TrainConfig) -> Iterator[Advice]:
-    """A longer warm-up, if half of the run is long enough for one."""
+    lower = f"--lr {USUAL_RATE if high else float(f'{train.lr / 3:.0e}'):g}"
+    # at a high rate every connection collapses
+    flags = [lower] if high else []
+    if model.head_bias != "unigram":
+        flags.append("--head-bias unigram")
+    if model.head == "tied":
+        flags.append("--head shifted")
     updates = min(max(2 * train.warmup, LONG_WARMUP), train.steps // 2)
     if updates > train.warmup:
-        yield Advice(f"--warmup {updates}", f"the learning rate rises more slowly than with {train.warmup} updates.")
-
-
-def against_collapse(model: GPTConfig, train: TrainConfig) -> Iterator[Advice]:
-    """What keeps tokens from collapsing, the most promising first: docs/collapse.md."""
-    # at such a rate every connection collapses
-    if train.lr > HIGH_RATE:
-        yield lower_rate(train)
-    if model.head_bias != "unigram":
-        yield Advice("--head-bias unigram", "the head stores the token frequencies, so that the stream need not.")
-    if model.head == "tied":
-        yield Advice("--head shifted", "the head then does not read a token's own embedding.")
-    yield from longer_warmup(train)
-    if train.lr <= HIGH_RATE:
-        yield lower_rate(train)
+        flags.append(f"--warmup {updates}")
+    return f"the most promising first: {', '.join(flags if high else [*flags, lower])}"
 
 
 def own_logit_and_loss(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[float, float]:
@@ -114,10 +86,10 @@ def radius_of(model: GPT) -> float | None:
     return None if radius_value is None else radius_value()
 
 
-def start_warning(model: GPT, start: Start, entropy: float | None, advice: Iterable[Advice]) -> str | None:
+def start_warning(model: GPT, start: Start, entropy: float | None, advice: str) -> str | None:
     """What to know before the first update about a stream of constant norm.
 
-    entropy: the entropy of the token frequencies, if it is known.
+    entropy: the entropy of the token frequencies, if it is known. advice: what helps.
     """
     own, loss, reasons = start.own_logit, start.loss, []
     if radius_of(model) is None or own is None or loss is None:
@@ -136,5 +108,5 @@ def start_warning(model: GPT, start: Start, entropy: float | None, advice: Itera
         return None
     return (
         f"{'; and '.join(reasons)}. Training then moves all tokens in one direction first, and a stream of constant "
-        f"norm may stay collapsed there. What helps, {flags_of(advice)}. docs/collapse.md explains it"
+        f"norm may stay collapsed there. What helps, {advice}. docs/collapse.md explains it"
     )

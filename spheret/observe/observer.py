@@ -18,7 +18,6 @@ from torch import Tensor
 
 from spheret.model.gpt import GPT
 from spheret.model.probes import sublayer_name
-from spheret.observe.advice import Advice, flags_of
 from spheret.observe.calls import quietly
 from spheret.observe.finding import find_sublayers
 from spheret.observe.hooks import StreamHooks
@@ -55,7 +54,7 @@ class Observer:
         unigram_entropy: float | None,
         warmup: int,
         steps: int,
-        advice: Iterable[Advice] = (),
+        advice: str = "",
     ) -> None:
         self.model, self.precision = model, precision
         device = model.tokens.weight.device
@@ -67,7 +66,7 @@ class Observer:
         if unigram_entropy is not None:
             level = unigram_entropy, "unigram entropy"
         items = items_of(self.anatomy, sublayer_name)
-        self.judge = Judge(items, unigram_entropy, level, warmup, steps, {"collapsed": flags_of(advice)})
+        self.judge = Judge(items, unigram_entropy, level, warmup, steps, {"collapsed": advice} if advice else {})
         self._gradients: Observation | None = None
 
     def _items(self) -> list[Item]:

@@ -74,7 +74,7 @@ class Trainer:
         self.backend_before: str | None = None
         self.data_sha256 = manifest_sha256(data)
         self.unigram_entropy = unigram_entropy
-        self._advice = tuple(against_collapse(model.config, config))
+        self._advice = against_collapse(model.config, config)
         self._quiet = quiet or not world.is_main
         block = model.config.block
         self._accumulation = config.accumulation(block, world.size)
