@@ -67,8 +67,9 @@ def stream_measures(h: Tensor, f: Tensor, out: Tensor, still: Tensor) -> dict[st
     h, f, out, still = map(wide, (h, f, out, still))
     angle, norm = angle_between(h, out), out.norm(dim=-1)
     length = still.norm(dim=-1)
-    moved = (out - still).norm(dim=-1) / torch.where(length > 0, length, 1.0)
-    size = out.abs().flatten()
+    change = (out - still).norm(dim=-1)
+    moved = change / torch.where(length > 0, length, 1.0)
+    entries = out.abs().flatten()
     return {
         "norm": norm.mean(),
         "growth": norm.mean() / h.norm(dim=-1).mean(),
@@ -79,7 +80,8 @@ def stream_measures(h: Tensor, f: Tensor, out: Tensor, still: Tensor) -> dict[st
         "cosine": mean_cosine(out),
         "common_stream": common_share(out).clamp(max=_ALL),
         "common_output": common_share(f).clamp(max=_ALL) if len(f) >= FEWEST_TOKENS else f.new_tensor(math.nan),
-        "massive": size.max() / size.median(),
+        "size": change.mean(),
+        "massive": entries.max() / entries.median(),
     }
 
 
@@ -135,9 +137,9 @@ def on_bound(model: nn.Module) -> list[str]:
 
 # the numbers of the stream, which each process sees in its own part of the batch
 _OF_THE_STREAM = (
-    "norm", "growth", "angle_mean", "angle_max", "moved", "moved_max", "cosine", "common_stream", "common_output",
-    "massive", "sink", "drift", "alpha", "attention_logit", "stream_cosine", "mix_from_identity", "mix_from_uniform",
-    "mix_saturation", "mix_gain",
+    "norm", "growth", "angle_mean", "angle_max", "moved", "moved_max", "size", "cosine", "common_stream",
+    "common_output", "massive", "sink", "drift", "alpha", "attention_logit", "stream_cosine", "mix_from_identity",
+    "mix_from_uniform", "mix_saturation", "mix_gain",
 )  # fmt: skip
 
 

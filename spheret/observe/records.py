@@ -49,6 +49,7 @@ class SublayerObservation:
         angle_max: the largest such angle.
         moved: how far the branch moved the stream, as a share of its length: the median over the tokens.
         moved_max: the largest such share.
+        size: how far the branch moved the stream, as a length: the mean over the tokens.
         inactive: whether the branch moves no token.
         cosine: the mean cosine between tokens behind it.
         update_cosine: the mean cosine between its change of the stream and the previous sublayer's.
@@ -85,6 +86,7 @@ class SublayerObservation:
     angle_max: float | None = None
     moved: float | None = None
     moved_max: float | None = None
+    size: float | None = None
     inactive: bool | None = None
     cosine: float | None = None
     update_cosine: float | None = None

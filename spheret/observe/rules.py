@@ -148,7 +148,8 @@ def no_gradient(judge: Judge, seen: Observation) -> Iterator[Finding]:
 def growth(judge: Judge, seen: Observation) -> Iterator[Finding]:
     """A branch whose output is far longer than those beside it, at the start or all at once."""
     before, factor = judge.state.sizes, judge.scaled(GROWS)
-    for index, usual, now in _nearest(judge, sizes(seen)):
+    # the place that stands out most is said first: what it does to the stream may show in others
+    for index, usual, now in sorted(_nearest(judge, sizes(seen)), key=lambda each: -each[2] / (each[1] or 1.0)):
         jumped = bool(before) and now > factor * (before[index] or math.inf)
         if now > factor * usual > 0 and (seen.step == 1 or jumped):
             more = {"measured": "size", "before": usual, "now": now}
@@ -376,11 +377,8 @@ def decays(judge: Judge, seen: Observation) -> Iterator[Finding]:
 
 
 def sizes(seen: Observation) -> list[float | None]:
-    """How long the output of each branch is, about."""
-    return [
-        None if each.norm is None or not each.growth or each.moved is None else each.moved * each.norm / each.growth
-        for each in seen.sublayers
-    ]
+    """How long the output of each branch is."""
+    return [each.size for each in seen.sublayers]
 
 
 def collapse_remedy(tied: bool) -> str:

@@ -34,6 +34,13 @@ def test_a_planted_fault_is_named(name):
     assert first.remedy
 
 
+@pytest.mark.slow
+def test_nine_of_ten_faults_are_named_where_few_steps_are_watched():
+    found = {name: planted(name, 50, 1) for name in FAULTS}
+    wrong = {name: first for name, (first, right) in found.items() if not right}
+    assert 10 * len(wrong) <= len(FAULTS), wrong
+
+
 @pytest.mark.parametrize("kind", QUICK)
 def test_a_normal_training_raises_no_alarm(kind):
     assert false_alarms(kind, 0, (10,)) == []
