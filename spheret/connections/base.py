@@ -167,6 +167,10 @@ class Connection(nn.Module):
         """The branch's output f as a retraction takes it: f itself, or f after a norm of the branch's output."""
         return f
 
+    def mixing(self, state: State) -> Tensor | None:
+        """The matrix (..., n, n) that mixes the n streams of a state; None where no streams are mixed."""
+        return None
+
     def branch_gains(self) -> list[nn.Parameter]:
         """The only parameters that decide how far the branch moves the stream, where its output is normalised.
 

@@ -118,6 +118,9 @@ class StreamConnection(PreparedConnection):
     def prepare(self, state: Streams) -> Weights:
         return self.weights_norm(state.x)
 
+    def mixing(self, state: Streams) -> Tensor:
+        return self.prepare(state)[1]
+
     def read_prepared(self, state: Streams, weights: Weights) -> Tensor:
         return self.inner_norm(read_streams(weights[0], state.x)).to(state.x.dtype)
 
@@ -492,6 +495,9 @@ class SphericalHyperConnection(Connection):
         along = post.unsqueeze(-1) * f.unsqueeze(-2)
         out = self.norm(mixed.flatten(-2), along.flatten(-2))
         return Streams(out.unflatten(-1, x.shape[-2:]).to(x.dtype))
+
+    def mixing(self, state: Streams) -> Tensor:
+        return self.weights_norm.mix_and_post(compute_dtype(state.x))[0]
 
     @property
     def alpha(self) -> Tensor:

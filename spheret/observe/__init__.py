@@ -1,8 +1,7 @@
 """What happens inside a model while it trains, in any loop: measurements, alarms, remedies."""
 
-from spheret.observe.callbacks import trainer_callback
 from spheret.observe.records import Event, Observation, SublayerObservation
-from spheret.observe.watch import Stopped, Watch, watch
+from spheret.observe.watch import Stopped, Watch, trainer_callback, watch
 
 __all__ = [
     "Event",

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
-from spheret.connections import Connection
+from spheret.connections import Connection, State
 from spheret.conversion.trace import Argument
 from spheret.model.branches import Attention
-from spheret.observe.finding import Anatomy, BranchEnd, Call, FoundSublayer
-from spheret.observe.joins import joining, write_of
-from spheret.observe.measures import MOST_TOKENS, sample, stream_measures
+from spheret.observe.finding import Anatomy, BranchEnd, Call, FoundSublayer, joining, write_of
+from spheret.observe.measures import MOST_TOKENS, mixing_measures, sample, stream_measures
 from spheret.support.precision import wide
 from spheret.support.sharding import local
 
@@ -100,6 +100,8 @@ class SeenSublayer:
         self.states: tuple[Tensor, Tensor, Tensor] | None = None
         # the next state without the branch, where that takes the whole state of many streams
         self.still: Tensor | None = None
+        # the matrices of the tokens that mix many streams
+        self.mix: Tensor | None = None
         self.h: Tensor | None = None
         self.f: Tensor | None = None
         self.waiting = len(found.ends)
@@ -201,8 +203,11 @@ class StreamHooks:
                 self._joins[found.join] = seen
                 connection = modules[found.join.module]
                 if isinstance(connection, Connection) and seen.write is None:
-                    handle = connection.register_forward_pre_hook(partial(_without_branch, seen))
-                    self._open.callback(handle.remove)
+                    for handle in (
+                        connection.register_forward_pre_hook(partial(_without_branch, seen)),
+                        connection.register_forward_hook(partial(_mixing, seen)),
+                    ):
+                        self._open.callback(handle.remove)
             else:
                 reader, where = found.entry
                 before[reader] = partial(_read, seen, where)
@@ -249,6 +254,20 @@ def _without_branch(seen: SeenSublayer, connection: Connection, args: Any) -> No
     # the class's own forward: the module's is hooked
     still = type(connection).write(connection, state, torch.zeros_like(connection.stream(state)))
     seen.still = seen.rows(connection.stream(still))
+
+
+@torch.no_grad()
+def _mixing(seen: SeenSublayer, connection: Connection, args: Any, out: State) -> None:
+    """After a connection of many streams is called: how it mixes them, and how alike they are."""
+    mix = connection.mixing(args[0])
+    if mix is None:
+        return
+    count = mix.shape[-1]
+    streams = next(x for x in tree_leaves(out) if x.dim() > 2 and x.shape[-2] == count)
+    rows = seen.rows(streams.flatten(-2)).unflatten(-1, (count, -1))
+    every = mix.expand(*streams.shape[:-2], count, count).flatten(-2)
+    seen.mix = seen.rows(every).unflatten(-1, (count, count))
+    seen.measured |= mixing_measures(seen.mix, rows)
 
 
 def _seen(found: FoundSublayer, modules: dict[str, nn.Module]) -> SeenSublayer:

@@ -31,6 +31,10 @@ MARGIN = 0.1
 PATIENCE, PATIENCE_SHARE = 100, 0.02
 # a run that explodes does not wait: FEW losses in a row, each HUGE times the reference
 HUGE, FEW = 10.0, 5
+# a loss that falls is compared with the losses around it: so many on either side
+TREND = 5
+# a loss that jumps less than JUMPS times does no harm where the gradient does not rise by this factor
+RISES = 1.5
 # in a spike, a place stands out if its gradient rose this many times more than most gradients
 STANDS_OUT = 3.0
 # an update is skipped if its loss or gradient norm is this many standard deviations above the mean of the last ones
@@ -145,6 +149,7 @@ def is_spike(losses: Sequence[float], value: float, level: float = 0.0, clear: f
     """
     if len(losses) < JUDGED:
         return False
+    losses = _without_trend(losses)
     middle = statistics.median(losses)
     if value - middle < SPIKE_FLOOR * max(abs(middle), abs(level)):
         return False
@@ -157,6 +162,14 @@ def is_spike(losses: Sequence[float], value: float, level: float = 0.0, clear: f
     # the heavier the tail, the farther the next one may be
     margin = max((highest - quartile) * max(1.0, highest / 2), 0.5)
     return math.asinh((value - middle) / spread) > highest + clear * margin
+
+
+def _without_trend(losses: Sequence[float]) -> list[float]:
+    """The losses less the median of those around each, plus the last median. The first few have none before them."""
+    level = statistics.median(losses[-2 * TREND - 1 :])
+    # each without itself: where all fall, it is the median of those around it
+    around = ([*losses[i - TREND : i], *losses[i + 1 : i + TREND + 1]] for i in range(TREND, len(losses)))
+    return [loss - statistics.median(others) + level for loss, others in zip(losses[TREND:], around, strict=True)]
 
 
 class Judge:
@@ -318,7 +331,12 @@ class Judge:
         text = f"the loss jumped to {value:.4g}, where {usual:.4g} is usual"
         found = Finding(words={"detail": ""}) if observation is None else self.where_it_rose(observation)
         times, alike = value / usual if usual > 0 else 0.0, found.words.get("alike", 0.0)
-        if times > self.scaled(JUMPS) and 0.5 < alike / times < 2:
+        if 0 < alike < self.scaled(RISES) and times < self.scaled(JUMPS):
+            # a hard batch, whose update is as long as any other
+            return []
+        # the gradient differs from step to step anyway, and more so on a larger scale
+        same = alike > 0 and times > 1 and abs(math.log(alike / times)) < max(math.log(2), 0.15 * math.log(times))
+        if times > self.scaled(JUMPS) and same:
             text = f"the loss and all gradients rose alike, {times:.3g} times: the loss scale, or the learning rate"
             return self._event("rate", step, "the model", text, before=usual, now=value)
         more: dict[str, Any] = {"measured": "loss", "before": usual, "now": value, **found.more}

@@ -67,8 +67,9 @@ def stream_measures(h: Tensor, f: Tensor, out: Tensor, still: Tensor) -> dict[st
     h, f, out, still = map(wide, (h, f, out, still))
     angle, norm = angle_between(h, out), out.norm(dim=-1)
     length = still.norm(dim=-1)
-    moved = (out - still).norm(dim=-1) / torch.where(length > 0, length, 1.0)
-    size = out.abs().flatten()
+    change = (out - still).norm(dim=-1)
+    moved = change / torch.where(length > 0, length, 1.0)
+    entries = out.abs().flatten()
     return {
         "norm": norm.mean(),
         "growth": norm.mean() / h.norm(dim=-1).mean(),
@@ -79,7 +80,24 @@ def stream_measures(h: Tensor, f: Tensor, out: Tensor, still: Tensor) -> dict[st
         "cosine": mean_cosine(out),
         "common_stream": common_share(out).clamp(max=_ALL),
         "common_output": common_share(f).clamp(max=_ALL) if len(f) >= FEWEST_TOKENS else f.new_tensor(math.nan),
-        "massive": size.max() / size.median(),
+        "size": change.mean(),
+        "massive": entries.max() / entries.median(),
+    }
+
+
+@torch.no_grad()
+def mixing_measures(mix: Tensor, streams: Tensor) -> dict[str, Tensor]:
+    """Scalars of the matrices (tokens, n, n) that mix streams, and of the streams (tokens, n, width) behind it."""
+    mix, count = wide(mix), mix.shape[-1]
+    size = math.sqrt(count)
+    units = nn.functional.normalize(wide(streams), dim=-1)
+    pairs = units.sum(-2).square().sum(-1) - units.square().sum((-2, -1))
+    shares = mix.abs().amax(-1) / mix.abs().sum(-1)
+    return {
+        "stream_cosine": pairs.mean() / (count * (count - 1)),
+        "mix_from_identity": torch.linalg.matrix_norm(mix - torch.eye(count).to(mix)).mean() / size,
+        "mix_from_uniform": torch.linalg.matrix_norm(mix - 1 / count).mean() / size,
+        "mix_saturation": shares.mean(),
     }
 
 
@@ -119,8 +137,9 @@ def on_bound(model: nn.Module) -> list[str]:
 
 # the numbers of the stream, which each process sees in its own part of the batch
 _OF_THE_STREAM = (
-    "norm", "growth", "angle_mean", "angle_max", "moved", "moved_max", "cosine", "common_stream", "common_output",
-    "massive", "sink", "drift", "alpha", "attention_logit",
+    "norm", "growth", "angle_mean", "angle_max", "moved", "moved_max", "size", "cosine", "common_stream",
+    "common_output", "massive", "sink", "drift", "alpha", "attention_logit", "stream_cosine", "mix_from_identity",
+    "mix_from_uniform", "mix_saturation", "mix_gain",
 )  # fmt: skip
 
 
@@ -129,10 +148,14 @@ def fill_stream(observation: Observation, hooks: StreamHooks, processes: Process
     rows: list[Tensor] = []
     places: list[tuple[int, str]] = []
     start = hooks.sublayers[0].lengths if hooks.sublayers else None
+    product: Tensor | None = None
     for index, seen in enumerate(hooks.sublayers):
         named = dict(seen.measured)
         if start is not None and seen.lengths is not None and len(seen.lengths[1]) == len(start[0]):
             named["drift"] = ((seen.lengths[1] - start[0]).abs() / start[0]).max()
+        if seen.mix is not None:
+            product = wide(seen.mix) if product is None else wide(seen.mix) @ product
+            named["mix_gain"] = torch.linalg.matrix_norm(product, ord=2).mean()
         if seen.alpha is not None:
             named["alpha"] = wide(local(seen.alpha.detach())).mean()
         rows += [wide(x) for x in named.values()]

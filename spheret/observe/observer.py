@@ -26,7 +26,6 @@ from spheret.observe.measures import fill_gradients, fill_stream, on_bound
 from spheret.observe.nonfinite import bad_in_batches, bad_weights, items_of
 from spheret.observe.processes import Processes
 from spheret.observe.records import Event, Observation, SublayerObservation
-from spheret.observe.remedies import Advice, flags_of
 
 
 class NonFinite(ArithmeticError):
@@ -55,7 +54,7 @@ class Observer:
         unigram_entropy: float | None,
         warmup: int,
         steps: int,
-        advice: Iterable[Advice] = (),
+        advice: str = "",
     ) -> None:
         self.model, self.precision = model, precision
         device = model.tokens.weight.device
@@ -67,7 +66,7 @@ class Observer:
         if unigram_entropy is not None:
             level = unigram_entropy, "unigram entropy"
         items = items_of(self.anatomy, sublayer_name)
-        self.judge = Judge(items, unigram_entropy, level, warmup, steps, {"collapsed": flags_of(advice)})
+        self.judge = Judge(items, unigram_entropy, level, warmup, steps, {"collapsed": advice} if advice else {})
         self._gradients: Observation | None = None
 
     def _items(self) -> list[Item]:

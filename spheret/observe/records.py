@@ -49,6 +49,7 @@ class SublayerObservation:
         angle_max: the largest such angle.
         moved: how far the branch moved the stream, as a share of its length: the median over the tokens.
         moved_max: the largest such share.
+        size: how far the branch moved the stream, as a length: the mean over the tokens.
         inactive: whether the branch moves no token.
         cosine: the mean cosine between tokens behind it.
         update_cosine: the mean cosine between its change of the stream and the previous sublayer's.
@@ -60,6 +61,13 @@ class SublayerObservation:
         sink_heads: the same for each head.
         attention_logit: the largest logit of its attention in one sequence.
         alpha: the step size, if the connection has one.
+        stream_cosine: of several streams per token, the mean cosine between two of them, behind the sublayer.
+        mix_from_identity: how far the matrix that mixes n streams is from the identity, as the Frobenius norm of the
+            difference over sqrt(n).
+        mix_from_uniform: the same, from the matrix whose entries are all 1/n.
+        mix_saturation: the largest entry of each of its rows over the row's sum of magnitudes, on average: 1 where
+            each stream takes one other, 1/n where it takes all alike.
+        mix_gain: the largest singular value of the product of these matrices up to this sublayer.
         grad_norm: the norm of the gradient of all its weights.
         experts: how many of its experts have a gradient, if it has experts.
         stream_grad_norm: the norm of the gradient with respect to the state before it.
@@ -78,6 +86,7 @@ class SublayerObservation:
     angle_max: float | None = None
     moved: float | None = None
     moved_max: float | None = None
+    size: float | None = None
     inactive: bool | None = None
     cosine: float | None = None
     update_cosine: float | None = None
@@ -89,6 +98,11 @@ class SublayerObservation:
     sink_heads: list[float | None] | None = None
     attention_logit: float | None = None
     alpha: float | None = None
+    stream_cosine: float | None = None
+    mix_from_identity: float | None = None
+    mix_from_uniform: float | None = None
+    mix_saturation: float | None = None
+    mix_gain: float | None = None
     grad_norm: float | None = None
     experts: int | None = None
     stream_grad_norm: float | None = None

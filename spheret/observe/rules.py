@@ -9,9 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from spheret.observe.changes import changes
 from spheret.observe.plateau import ALIKE, STUCK_COSINE, is_stuck, lately
-from spheret.observe.records import EventKind, Level, Observation, PlaceObservation, SublayerObservation
+from spheret.observe.records import (
+    EventKind,
+    Level,
+    Measure,
+    Observation,
+    PlaceObservation,
+    SublayerObservation,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from spheret.observe.judge import Item, Judge
@@ -45,6 +51,14 @@ SHRINKS = 4e-3
 GRADIENT_JUMPS, JUMP_LEAST = 5.0, 5
 # updates for which what may pass must last, and what may be so by chance
 LASTS, HOLDS = 20, 9
+# smaller angles and shares of the gradient are noise
+LEAST_ANGLE, LEAST_SHARE, TINY = 0.01, 1e-3, 1e-30
+# what a sublayer did before and does now, by measure
+_SENTENCES = {
+    "angle": "it turned the stream by {:.2g} radians and now turns it by {:.2g}",
+    "gradient share": "it had {:.1%} of the gradient norm and now has {:.1%}",
+    "norm factor": "it multiplied the norm of the stream by {:.3g} and now by {:.3g}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +148,8 @@ def no_gradient(judge: Judge, seen: Observation) -> Iterator[Finding]:
 def growth(judge: Judge, seen: Observation) -> Iterator[Finding]:
     """A branch whose output is far longer than those beside it, at the start or all at once."""
     before, factor = judge.state.sizes, judge.scaled(GROWS)
-    for index, usual, now in _nearest(judge, sizes(seen)):
+    # the place that stands out most is said first: what it does to the stream may show in others
+    for index, usual, now in sorted(_nearest(judge, sizes(seen)), key=lambda each: -each[2] / (each[1] or 1.0)):
         jumped = bool(before) and now > factor * (before[index] or math.inf)
         if now > factor * usual > 0 and (seen.step == 1 or jumped):
             more = {"measured": "size", "before": usual, "now": now}
@@ -171,6 +186,58 @@ def few_experts(judge: Judge, seen: Observation) -> Iterator[Finding]:
     for item, each in _pairs(judge, seen):
         if each.experts and item.experts > 2 and each.experts <= max(1, item.experts // 4):
             yield Finding(item, {"few": each.experts, "all": item.experts})
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A measure of a sublayer before and now. size: the logarithm of the change."""
+
+    size: float
+    sublayer: int
+    measured: Measure
+    before: float
+    now: float
+
+    @property
+    def sentence(self) -> str:
+        return _SENTENCES[self.measured].format(self.before, self.now)
+
+
+def changes(before: Sequence[SublayerObservation], now: Sequence[SublayerObservation]) -> list[Change]:
+    """One change for every sublayer and measure.
+
+    Each measure is the sublayer's own. The norm is divided by that of the sublayer before, because later sublayers
+    inherit it. The gradient norm is divided by that of all sublayers, and only a rise counts: where one share
+    rises, others fall.
+    """
+    found: list[Change] = []
+    all_gradients = [math.hypot(*(_number(record.grad_norm) for record in records)) for records in (before, now)]
+    for index, pair in enumerate(zip(before, now, strict=True)):
+        number = pair[0].sublayer
+        first, last = (_number(record.angle_mean) for record in pair)
+        found.append(Change(abs(_log_ratio(first, last, LEAST_ANGLE)), number, "angle", first, last))
+        first, last = (
+            _number(record.grad_norm) / max(total, TINY) for record, total in zip(pair, all_gradients, strict=True)
+        )
+        found.append(Change(_log_ratio(first, last, LEAST_SHARE), number, "gradient share", first, last))
+        if index:
+            first, last = (
+                _number(records[index].norm) / max(_number(records[index - 1].norm), TINY)
+                for records in (before, now)
+            )
+            found.append(Change(abs(_log_ratio(first, last, TINY)), number, "norm factor", first, last))
+    return found
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _log_ratio(first: float, last: float, least: float) -> float:
+    """log(last / first), with values below `least` raised to it; 0 if one is not finite."""
+    if not (math.isfinite(first) and math.isfinite(last)):
+        return 0.0
+    return math.log(max(last, least) / max(first, least))
 
 
 def diverged(judge: Judge, seen: Observation) -> Iterator[Finding]:
@@ -277,11 +344,15 @@ def huge_updates(judge: Judge, seen: Observation) -> Iterator[Finding]:
 
 def _without_update(judge: Judge, seen: Observation) -> tuple[list[Item], int]:
     """The items with a gradient that no update has changed, and how many have a gradient."""
-    least = SEEN * (seen.grad_norm or 0.0)
+    least, held = SEEN * (seen.grad_norm or 0.0), set(seen.on_bound)
     learning = [
         index
         for index, (item, each) in enumerate(_pairs(judge, seen))
-        if item.learns and each.grad_norm is not None and each.grad_norm > least
+        if item.learns
+        and each.grad_norm is not None
+        and each.grad_norm > least
+        # a scalar that is kept on its bound cannot move beyond it
+        and not item.parameters.keys() <= held
     ]
     return [judge.items[index] for index in learning if index in judge.unmoved], len(learning)
 
@@ -306,11 +377,8 @@ def decays(judge: Judge, seen: Observation) -> Iterator[Finding]:
 
 
 def sizes(seen: Observation) -> list[float | None]:
-    """How long the output of each branch is, about."""
-    return [
-        None if each.norm is None or not each.growth or each.moved is None else each.moved * each.norm / each.growth
-        for each in seen.sublayers
-    ]
+    """How long the output of each branch is."""
+    return [each.size for each in seen.sublayers]
 
 
 def collapse_remedy(tied: bool) -> str:

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,9 @@ from spheret.observe.records import Event, EventKind, Header, Observation, Place
 from spheret.observe.rules import collapse_remedy
 from spheret.support.errors import need, shortened, unknown
 from spheret.support.ranges import check_above_zero, check_count
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
 
 Policy = Literal["alarm", "skip", "stop"]
 _POLICIES = ("alarm", "skip", "stop")
@@ -614,3 +617,35 @@ def _meet(watch: weakref.ref[Watch], optimizer: torch.optim.Optimizer, *_: Any) 
 
 # a call reads as what it does: spheret.watch(model)
 watch = Watch
+
+
+def trainer_callback(every: int = 50, **options: Any) -> TrainerCallback:
+    """A callback for transformers' Trainer: its attribute `watch` is the `Watch`.
+
+    The Trainer clips before it calls it: give it `max_grad_norm=0` to see the gradient norms as they were.
+
+    Args:
+        every: the first step and every `every`-th one are watched.
+        options: the options of `watch`.
+    """
+    transformers = need("transformers", "hub")
+
+    class WatchCallback(transformers.TrainerCallback):  # type: ignore[name-defined]
+        """Watches the Trainer's model."""
+
+        watch: Watch | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:
+            self.watch = Watch(model, every, **options)
+            self.watch.steps = state.global_step
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.watch is not None:
+                # the Trainer counts the tokens of all processes, so that their losses add up
+                self.watch.step(self.watch.own_loss(args.world_size if args.average_tokens_across_devices else 1))
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.watch is not None:
+                self.watch.close()
+
+    return WatchCallback()

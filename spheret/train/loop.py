@@ -16,11 +16,10 @@ from torch import Tensor
 from spheret import kernels
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
+from spheret.observe.advice import against_collapse, radius_of, start_of, start_warning
 from spheret.observe.observer import NonFinite, Observer
 from spheret.observe.outputs import Tracker, finite_numbers, sublayer_scalars
 from spheret.observe.records import Start
-from spheret.observe.remedies import against_collapse
-from spheret.observe.start import radius_of, start_of, start_warning
 from spheret.optim import build_optimizer, clip_gradients, set_learning_rate
 from spheret.optim.parametrization import parametrize
 from spheret.runs import checkpoint
@@ -78,7 +77,7 @@ class Trainer:
         self.backend_before: str | None = None
         self.data_sha256 = manifest_sha256(data)
         self.unigram_entropy = unigram_entropy
-        self._advice = tuple(against_collapse(model.config, config))
+        self._advice = against_collapse(model.config, config)
         self._quiet = quiet or not world.is_main
         block = model.config.block
         self._accumulation = config.accumulation(block, world.size)

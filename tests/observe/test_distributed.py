@@ -9,6 +9,8 @@ import together
 import torch
 import torchrun
 
+# two processes train for many seconds
+pytestmark = pytest.mark.slow
 GRADIENTS = ("grad_norm", "update")
 
 

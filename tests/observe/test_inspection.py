@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from saved_decoders import CONFIGS, build
+from small_models import randomize
 from trained_models import config, trained, windows
 
 import spheret
@@ -158,3 +159,50 @@ def test_a_converted_model(t):
             [getattr(each, key) for each in plain.sublayers], rel=1e-3
         )
         assert same == (t == 0), key
+
+
+def reference_of_streams(mixes, streams):
+    """What is said of the matrices (tokens, n, n) of all sublayers and the streams (tokens, n, width) behind them."""
+    count = mixes[0].shape[-1]
+    product, rows = torch.eye(count, dtype=torch.float64), []
+    for mix, x in zip(mixes, streams, strict=True):
+        product = mix @ product
+        cosines = torch.nn.functional.cosine_similarity(x[:, :, None], x[:, None], dim=-1)
+        pairs = cosines[:, ~torch.eye(count, dtype=torch.bool)]
+        distances = [(mix - other).square().sum((-2, -1)).sqrt().mean() / count**0.5
+                     for other in (torch.eye(count), torch.full((count, count), 1 / count))]  # fmt: skip
+        largest = mix.abs().max(-1).values / mix.abs().sum(-1)
+        gain = torch.linalg.svdvals(product)[:, 0]
+        rows.append([float(x) for x in (pairs.mean(), *distances, largest.mean(), gain.mean())])
+    return rows
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_streams(name):
+    """Of schemes with several streams, against the definitions; of all others nothing is said."""
+    torch.manual_seed(0)
+    model = randomize(GPT(config(name)).double(), 0.3)
+    x, y = windows()
+    mixes, streams = [], []
+
+    def keep(connection, args, out):
+        mix = connection.mixing(args[0])
+        if mix is not None:
+            count = mix.shape[-1]
+            streams.append(out[0].flatten(0, -3))
+            mixes.append(mix.expand(*out[0].shape[:-2], count, count).flatten(0, -3))
+
+    for module in model.modules():
+        if isinstance(module, spheret.Connection):
+            module.register_forward_hook(keep)
+    with torch.no_grad():
+        model.eval()(x)
+    wanted = reference_of_streams(mixes, streams) if mixes else []
+    keys = ("stream_cosine", "mix_from_identity", "mix_from_uniform", "mix_saturation", "mix_gain")
+    found = [[getattr(each, key) for key in keys] for each in inspect(model, x, y).sublayers]
+    assert bool(mixes) == hasattr(spheret.scheme(name), "streams")
+    if not mixes:
+        assert found == [[None] * len(keys)] * 4
+        return
+    for row, values in zip(found, wanted, strict=True):
+        assert row == pytest.approx(values, rel=1e-9)

@@ -100,7 +100,7 @@ def watched(policy, stop_at=None):
     return events + watch.events, [{**each, "seconds": None} for each in observations], watch.skipped
 
 
-@pytest.mark.parametrize("policy", ["alarm", "skip"])
+@pytest.mark.parametrize("policy", ["alarm", pytest.param("skip", marks=pytest.mark.slow)])
 def test_a_restarted_watch_sees_and_says_the_same(policy):
     whole = watched(policy)
     assert ("spike", 50) in [(event.kind, event.step) for event in whole[0]]

@@ -1,5 +1,7 @@
 """Watched training is bitwise equal to unwatched training, and `close` leaves the model as it was."""
 
+from functools import partial
+
 import pytest
 import torch
 from small_models import tokens
@@ -36,6 +38,7 @@ CASES = {
     "a strangers model": (llama, lambda m: m, "outer", {}),
     "ours": (gpt, lambda m: m, "outer", {}),
     "autocast": (llama, lambda m: m, "outer", {"half": True}),
+    "several streams": (partial(gpt, scheme="mhc"), lambda m: m, "outer", {"half": True}),
     "accumulation": (gpt, lambda m: m, "outer", {"parts": 3}),
     "checkpointing": (llama, checkpointed, "outer", {}),
     "reentrant checkpointing": (llama, lambda m: checkpointed(m, use_reentrant=True), "outer", {}),

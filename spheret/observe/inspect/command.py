@@ -12,7 +12,7 @@ from spheret.connections import Scheme
 from spheret.conversion import position, steps
 from spheret.data import Data, refuse_output_among_text
 from spheret.model.gpt import GPT
-from spheret.observe.inspect.failure import failure_of
+from spheret.observe.advice import own_logit_and_loss
 from spheret.observe.inspect.opening import (
     boundary,
     float64_device,
@@ -27,7 +27,7 @@ from spheret.observe.inspect.opening import (
 from spheret.observe.inspect.tables import bound_sentences, print_jacobians, print_sublayers, sentences
 from spheret.observe.inspection import Inspection, Tick, inspect
 from spheret.observe.jacobians import measure_jacobians
-from spheret.observe.start import own_logit_and_loss
+from spheret.observe.records import Event, EventKind
 from spheret.observe.updates import float64_twin
 from spheret.runs.layout import INSPECT
 from spheret.runs.run import Run
@@ -191,13 +191,21 @@ def inspect_command(
         for sentence in sentences(inspection):
             print(f"{label}: {sentence}")
     for label, one in zip(models, opened, strict=True):
-        failure = failure_of(one) if isinstance(one, Run) else None
-        if failure is not None:
-            print(f"{label}: {failure.sentence}\n{failure.what_to_try}")
+        event = failure_of(one) if isinstance(one, Run) else None
+        if event is not None:
+            print(f"{label}: {event.kind} at step {event.step}: {event.sentence}. What helps: {event.remedy}.")
     for label, subject in zip(models, subjects, strict=True) if jacobians else ():
         subject.print_jacobians(label)
     print(f"Wrote {directory / INSPECT}.")
     return 0
+
+
+def failure_of(run: Run) -> Event | None:
+    """The event of a run that diverged, met a value that is not finite, or collapsed: the first of the worst kind."""
+    lines = run.metrics()
+    kinds: tuple[EventKind, ...] = ("diverged", "not finite", "collapsed")
+    events = (line.event(kind) for kind in kinds for line in lines)
+    return next((event for event in events if event is not None), None)
 
 
 def labels(names: list[str]) -> list[str]:

@@ -24,6 +24,19 @@ QUANTITIES = {
     "removal": "loss rise",
     "grad_norm": "|gradient|",
 }
+# those of schemes with several streams, in a table of their own
+STREAMS = {
+    "stream_cosine": "cos streams",
+    "mix_from_identity": "mix - I",
+    "mix_from_uniform": "mix - 1/n",
+    "mix_saturation": "saturation",
+    "mix_gain": "gain",
+}
+STREAM_MEANINGS = """\
+cos streams: mean cosine between the streams of a token; 1 means that they are alike.
+mix - I, mix - 1/n: distance of the mixing matrix from the identity and from the uniform matrix.
+saturation: largest entry of a row over the row's sum; 1 where a stream takes only one.
+gain: largest singular value of the product of the mixing matrices up to this sublayer."""
 MEANINGS = """\
 max/median: largest activation over the median activation.
 sink: attention to the first token.
@@ -59,15 +72,23 @@ criterion: exp(-(A/2 + S)/m*) with the smallest m, a weaker lower bound."""
 def print_sublayers(models: Mapping[str, Inspection]) -> None:
     """Print one row per sublayer; with two models each cell holds both values."""
     titles = [f"{label}, {each.scheme}, {_origin(each)}: loss {each.loss:.4f}" for label, each in models.items()]
-    lists, table = [each.sublayers for each in models.values()], list[list[str]]()
+    lists = [each.sublayers for each in models.values()]
+    _print_quantities(" | ".join(titles), QUANTITIES, lists)
+    print(MEANINGS)
+    if any(each.mix_gain is not None for sublayers in lists for each in sublayers):
+        _print_quantities("Several streams", STREAMS, lists)
+        print(STREAM_MEANINGS)
+
+
+def _print_quantities(title: str, quantities: Mapping[str, str], lists: Sequence[list[SublayerObservation]]) -> None:
+    table = list[list[str]]()
     for index in range(max(map(len, lists))):
         rows = [sublayers[index] if index < len(sublayers) else None for sublayers in lists]
-        cells = [_cell([_number(row, key) for row in rows]) for key in QUANTITIES]
+        cells = [_cell([_number(row, key) for row in rows]) for key in quantities]
         branches = _cell([str(row.branch) for row in rows if row is not None])
         table.append([str(index + 1), branches, *cells])
-    columns = ["sublayer", "branch", *QUANTITIES.values()]
-    print_in_parts(terminal(), " | ".join(titles), columns, table, first=2, left=("branch",))
-    print(MEANINGS)
+    columns = ["sublayer", "branch", *quantities.values()]
+    print_in_parts(terminal(), title, columns, table, first=2, left=("branch",))
 
 
 def _origin(inspection: Inspection) -> str:

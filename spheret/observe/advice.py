@@ -1,24 +1,49 @@
-"""What an untrained GPT predicts, and what may go wrong with it: docs/collapse.md."""
+"""What an untrained GPT predicts, what may go wrong with it (docs/collapse.md), and which flags help."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spheret.model.config import GPTConfig
 from spheret.model.gpt import GPT
 from spheret.model.head import own_logit
 from spheret.observe.calls import quietly
 from spheret.observe.records import Start
-from spheret.observe.remedies import Advice, flags_of
 from spheret.observe.rules import HIGH_OWN_LOGIT
 from spheret.support.precision import wide
 
+if TYPE_CHECKING:
+    from spheret.runs.config import TrainConfig
+
 # nats; of bytes of English they are worth 2.5
 HIGH_FREQUENCIES = 0.5
+# a warm-up of this many updates kept runs from collapsing that collapsed with a few dozen
+LONG_WARMUP = 100
+# above this rate no run of ours was of use, and above 0.3 most diverged: docs/settings.md
+HIGH_RATE, USUAL_RATE = 0.1, 1e-3
+
+
+def against_collapse(model: GPTConfig, train: TrainConfig) -> str:
+    """The flags that keep tokens from collapsing, for a sentence: docs/collapse.md."""
+    high = train.lr > HIGH_RATE
+    # one digit that counts
+    lower = f"--lr {USUAL_RATE if high else float(f'{train.lr / 3:.0e}'):g}"
+    # at a high rate every connection collapses
+    flags = [lower] if high else []
+    if model.head_bias != "unigram":
+        flags.append("--head-bias unigram")
+    if model.head == "tied":
+        flags.append("--head shifted")
+    updates = min(max(2 * train.warmup, LONG_WARMUP), train.steps // 2)
+    if updates > train.warmup:
+        flags.append(f"--warmup {updates}")
+    return f"the most promising first: {', '.join(flags if high else [*flags, lower])}"
 
 
 def own_logit_and_loss(model: GPT, tokens: Tensor, targets: Tensor) -> tuple[float, float]:
@@ -61,10 +86,10 @@ def radius_of(model: GPT) -> float | None:
     return None if radius_value is None else radius_value()
 
 
-def start_warning(model: GPT, start: Start, entropy: float | None, advice: Iterable[Advice]) -> str | None:
+def start_warning(model: GPT, start: Start, entropy: float | None, advice: str) -> str | None:
     """What to know before the first update about a stream of constant norm.
 
-    entropy: the entropy of the token frequencies, if it is known.
+    entropy: the entropy of the token frequencies, if it is known. advice: what helps.
     """
     own, loss, reasons = start.own_logit, start.loss, []
     if radius_of(model) is None or own is None or loss is None:
@@ -83,5 +108,5 @@ def start_warning(model: GPT, start: Start, entropy: float | None, advice: Itera
         return None
     return (
         f"{'; and '.join(reasons)}. Training then moves all tokens in one direction first, and a stream of constant "
-        f"norm may stay collapsed there. What helps, {flags_of(advice)}. docs/collapse.md explains it"
+        f"norm may stay collapsed there. What helps, {advice}. docs/collapse.md explains it"
     )
