@@ -22,7 +22,7 @@ from spheret.connections.base import (
 from spheret.connections.euclidean import ResidualScheme
 from spheret.connections.norms import Device, empty_parameter
 from spheret.kernels import check_rows, compute_dtype
-from spheret.kernels.streams import exact_products, mix, normed_products
+from spheret.kernels.streams import attend, exact_products, mix
 from spheret.schedules import check_sublayer
 from spheret.support.ranges import check_count
 
@@ -309,14 +309,14 @@ class Attend(nn.Module):
             row = rows[0]
             return row if self.queries == 1 else row.unsqueeze(-2).expand(*row.shape[:-1], self.queries, self.dim)
         dtype = compute_dtype(*rows)
-        values, query = torch.stack([row.to(dtype) for row in rows], -2), self.query.to(dtype).view(-1, self.dim)
+        wide, query = [row.to(dtype) for row in rows], self.query.to(dtype).view(-1, self.dim)
         if self.normed:
-            values = rms_norm(values, (self.dim,), eps=self.eps)
+            values = rms_norm(torch.stack(wide, -2), (self.dim,), eps=self.eps)
             with exact_products(values):
                 scores = values @ query.mT / math.sqrt(self.dim)
+            out = mix(scores.mT.softmax(-1), values)
         else:
-            scores = normed_products(values, query, self.eps)
-        out = mix(scores.mT.softmax(-1), values)
+            out = attend(wide, query, self.eps)
         return (out.squeeze(-2) if self.queries == 1 else out).to(rows[0].dtype)
 
 

@@ -6,7 +6,7 @@ loop on a CPU. All other calls are plain torch ops, which can be compiled, trans
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -161,6 +161,45 @@ def _products_backward(
         # the rows and the vectors have the mean 0 if they are centred, and so has their sum
         of_x = (along.unsqueeze(-1) * rows).addmm_(of_products.mT, vectors)
         return of_x.view(x.shape), of_products @ rows
+
+
+def attend(rows: Sequence[Tensor], query: Tensor, eps: float) -> Tensor:
+    """sum_i p_i x_i with p = softmax_i <q, RMS(x_i)> for each vector q of (m, d), (..., m, d). All have one dtype.
+
+    The backward puts the rows side by side once more, so that no copy of them is kept.
+    """
+    if not plain_backward(rows[0]):
+        return _attend(query, *rows, eps=eps)
+    rule = Rule(*(partial(f, eps=eps) for f in (_attend, _attend_forward, _attend_backward)))  # type: ignore
+    return _Ruled.apply(rule, query, *rows)
+
+
+def _attend(query: Tensor, *rows: Tensor, eps: float) -> Tensor:
+    values = torch.stack(rows, -2)
+    return _mix(_products(values, query, eps, False).mT.softmax(-1), values, None, None)
+
+
+def _attend_forward(query: Tensor, *rows: Tensor, eps: float) -> tuple[Tensor, ...]:
+    values = torch.stack(rows, -2)
+    products, *kept = _products_forward(values, query, eps, False)
+    shares = products.mT.softmax(-1)
+    with torch.no_grad():
+        return mix(shares, values), shares, *kept
+
+
+def _attend_backward(g: Tensor, query: Tensor, *rest: Tensor, eps: float) -> tuple[Tensor | None, ...]:
+    *rows, shares, products, inverse = rest
+    values = torch.stack(rows, -2)
+    if native_serves(values):
+        of_shares, of_values, *_ = native.mix_backward(g, shares, values, None, None)
+        assert of_shares is not None
+        assert of_values is not None
+    else:
+        with exact_products(g):
+            of_shares, of_values = g @ values.mT, shares.mT @ g
+    of_scores = shares * (of_shares - (shares * of_shares).sum(-1, keepdim=True))
+    of_rows, of_query = _products_backward(of_scores.mT, values, query, products, inverse, eps, False)
+    return of_query, *of_rows.add_(of_values).unbind(-2)
 
 
 def length(x: Tensor) -> Tensor:

@@ -37,6 +37,10 @@ CASES = {
         lambda x, v: streams.normed_products(3 + x, v, 1e-5, centre=True),
         (leaf(3, 7, 40, seed=0), leaf(6, 40, seed=1)),
     ),
+    "attend": (
+        lambda q, *x: streams.attend(x, q, 1e-5),
+        (leaf(2, 40, seed=9), *(leaf(7, 40, seed=i) for i in range(3))),
+    ),
     "length": (streams.length, (leaf(9, 40, seed=0),)),
 }
 
