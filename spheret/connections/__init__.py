@@ -126,6 +126,7 @@ OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(("attentionresidual", "attentionresiduals", "blockattnres", "kimi"), "attn-res"),
     **dict.fromkeys(("hyperconnection", "hyperconnections", "hc", "dhc", "shc"), "hyper"),
     **dict.fromkeys(("manifoldhyper", "manifoldhyperconnections", "deepseek", "deepseekv4", "sinkhorn"), "mhc"),
+    **dict.fromkeys(("identityhyper", "hyv4"), "mhc"),
     **dict.fromkeys(("sphericalhyperconnections", "spherehyper", "hypersphericalstreams"), "spherical-hyper"),
 }
 

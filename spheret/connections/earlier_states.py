@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 
 from spheret.connections.base import (
     Connection,
@@ -20,6 +22,7 @@ from spheret.connections.base import (
 from spheret.connections.euclidean import ResidualScheme
 from spheret.connections.norms import Device, empty_parameter
 from spheret.kernels import check_rows, compute_dtype
+from spheret.kernels.streams import attend, exact_products, mix
 from spheret.schedules import check_sublayer
 from spheret.support.ranges import check_count
 
@@ -103,6 +106,22 @@ class StartMix(nn.Module):
         return weighted_sum((self.r, self.m), (h, start))
 
 
+class WeightedSum(nn.Module):
+    """sum_i w_i x_i over as many rows as `starts`, with learned w_i that start there, in float32 or better."""
+
+    def __init__(self, starts: Sequence[float], *, device: Device = None, dtype: torch.dtype | None = None):
+        super().__init__()
+        self.starts, self.weights = tuple(starts), empty_parameter(len(starts), device, dtype)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.weights.copy_(torch.tensor(self.starts, device="cpu"))
+
+    def forward(self, rows: Sequence[Tensor]) -> Tensor:
+        return weighted_sum(self.weights.unbind(), rows)
+
+
 class StartConnection(PreparedConnection):
     """h' = x + F(norm x), with x = mix_norm(h, start), or x = h without `mix_norm`."""
 
@@ -129,23 +148,58 @@ class StartConnection(PreparedConnection):
         return Started((x.to(dtype) + f.to(dtype)).to(state.h.dtype), state.start)
 
 
+class FactorConnection(Connection):
+    """h' = r h + p F(norm h) + m start, with a learned r and p and, if the sublayer is attention, m."""
+
+    state_type = Started
+
+    def __init__(self, dim: int, sublayer: int, num_sublayers: int, inner_norm: nn.Module):
+        super().__init__(dim, sublayer, num_sublayers)
+        # as in modded-nanogpt: the two sublayers of a block scale the stream by 1.1
+        starts = (math.sqrt(1.1), 1.0, 0.0)[: 3 if sublayer % 2 else 2]
+        self.inner_norm, self.factor_norm = inner_norm, WeightedSum(starts)
+
+    def stream(self, state: Started) -> Tensor:
+        return state.h
+
+    def read(self, state: Started) -> Tensor:
+        self.check_state(state)
+        return self.inner_norm(state.h)
+
+    def write(self, state: Started, f: Tensor) -> Started:
+        self.check_state(state)
+        check_rows(state.h, f, self.dim)
+        rows = (state.h, f, state.start)[: len(self.factor_norm.starts)]
+        return Started(self.factor_norm(rows).to(state.h.dtype), state.start)
+
+
 @dataclass(frozen=True)
 class X0(ResidualScheme):
     """h' = x + F(LN x), with x = r h + m h_0 before a block and x = h within it; h_0 is what entered the stream.
 
     r and m are learned scalars, one each per block. r starts at 1 and m at `mix`. And a final norm. With `falling`
-    they start at nanochat's values, which fall over the blocks: r from 1.15 to 1.05, m from 0.2 to 0.05.
+    they start at nanochat's values, which fall over the blocks: r from 1.15 to 1.05, m from 0.2 to 0.05. With `post`
+    it is modded-nanogpt's form, h' = r h + p F(LN h) + m h_0 with r and p per sublayer, from sqrt 1.1 and 1, and m at
+    attention, from 0.
     """
 
     mix: float = 0.1
     falling: bool = False
+    post: bool = False
     source: ClassVar[str] = "nanochat; modded-nanogpt"
     one_stream: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.post and self.falling:
+            raise ValueError("post and falling are the forms of two sources with different starts: give one of them.")
 
     def enter(self, dim: int) -> nn.Module:
         return FirstState(Started)
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
+        if self.post:
+            return FactorConnection(dim, sublayer, num_sublayers, self.build_norm(dim))
         depth = (sublayer - 1) / max(1, num_sublayers - 2)
         starts = (0.2 - 0.15 * depth, 1.15 - 0.1 * depth) if self.falling else (self.mix,)
         mix = StartMix(*starts) if sublayer % 2 else None
@@ -153,23 +207,6 @@ class X0(ResidualScheme):
 
     def exit(self, dim: int) -> nn.Module:
         return NormOfStream(Started, self.build_norm(dim))
-
-
-class DepthWeights(nn.Module):
-    """sum_i a_i x_i over `count` rows, with learned a_i that start at 0, and the last at 1, in float32 or better."""
-
-    def __init__(self, count: int, *, device: Device = None, dtype: torch.dtype | None = None):
-        super().__init__()
-        self.weights = empty_parameter(count, device, dtype)
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.weights)
-        nn.init.ones_(self.weights[-1:])
-
-    def forward(self, rows: Sequence[Tensor]) -> Tensor:
-        return weighted_sum(self.weights.unbind(), rows)
 
 
 class DenseConnection(Connection):
@@ -229,7 +266,8 @@ class DenseFormer(ResidualScheme):
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         check_sublayer(sublayer, num_sublayers)
-        average = None if sublayer % 2 else DepthWeights(sublayer // 2 + 1)
+        # the block itself at first, and nothing of the earlier ones
+        average = None if sublayer % 2 else WeightedSum((*[0.0] * (sublayer // 2), 1.0))
         return DenseConnection(dim, sublayer, num_sublayers, self.build_norm(dim), average)
 
     def exit(self, dim: int) -> nn.Module:
@@ -240,13 +278,26 @@ class Attend(nn.Module):
     """sum_i p_i v_i, with p = softmax_i <q, RMS(v_i)> and a learned q in R^dim that is 0 at the start.
 
     RMS has no gain. `count` is the number of rows v_i. One row is returned as it is, without a q.
+
+    queries: with more than one, the sums of all of them, (..., queries, dim).
+    normed: RMS(v_i) takes the place of v_i, and the scores are divided by sqrt dim, as in Inkling 2.
     """
 
     eps: float = 1e-5
 
-    def __init__(self, dim: int, count: int, *, device: Device = None, dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        dim: int,
+        count: int,
+        queries: int = 1,
+        normed: bool = False,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
-        self.query: nn.Parameter | None = empty_parameter(dim, device, dtype) if count > 1 else None
+        self.dim, self.queries, self.normed = dim, queries, normed
+        self.query: nn.Parameter | None = empty_parameter(queries * dim, device, dtype) if count > 1 else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -255,30 +306,46 @@ class Attend(nn.Module):
 
     def forward(self, rows: Sequence[Tensor]) -> Tensor:
         if self.query is None:
-            return rows[0]
+            row = rows[0]
+            return row if self.queries == 1 else row.unsqueeze(-2).expand(*row.shape[:-1], self.queries, self.dim)
         dtype = compute_dtype(*rows)
-        query, scores = self.query.to(dtype), []
-        for row in rows:
-            v = row.to(dtype)
-            inverse = (v.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-            scores.append((query * v).sum(-1, keepdim=True) * inverse)
-        return weighted_sum(torch.cat(scores, -1).softmax(-1).split(1, -1), rows).to(rows[0].dtype)
+        wide, query = [row.to(dtype) for row in rows], self.query.to(dtype).view(-1, self.dim)
+        if self.normed:
+            values = rms_norm(torch.stack(wide, -2), (self.dim,), eps=self.eps)
+            with exact_products(values):
+                scores = values @ query.mT / math.sqrt(self.dim)
+            out = mix(scores.mT.softmax(-1), values)
+        else:
+            out = attend(wide, query, self.eps)
+        return (out.squeeze(-2) if self.queries == 1 else out).to(rows[0].dtype)
+
+
+class NormEach(nn.Module):
+    """A norm of its own for each of the inputs of q, k and v, (..., 3, dim)."""
+
+    def __init__(self, norms: Iterable[nn.Module]):
+        super().__init__()
+        self.norms = nn.ModuleList(norms)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([norm(row) for norm, row in zip(self.norms, x.unbind(-2), strict=True)], -2)
 
 
 class GroupedConnection(Connection):
-    """F reads norm(Attend(parts)); its output joins the last part, or begins one at the start of a group.
+    """F reads norm(attend(parts)); its output joins the last part, or begins one at the start of a group.
 
     `group` is the number of sublayers whose outputs are summed.
     """
 
     state_type = Sums
 
-    def __init__(self, dim: int, sublayer: int, num_sublayers: int, group: int, inner_norm: nn.Module):
+    def __init__(
+        self, dim: int, sublayer: int, num_sublayers: int, group: int, attend: Attend, inner_norm: nn.Module
+    ):
         super().__init__(dim, sublayer, num_sublayers)
-        self.inner_norm = inner_norm
+        self.inner_norm, self.attend_norm = inner_norm, attend
         self.begins = (sublayer - 1) % group == 0
         self.count = parts_after(sublayer - 1, group)
-        self.attend_norm = Attend(dim, self.count)
 
     def check_state(self, state: Sums) -> None:
         super().check_state(state)
@@ -325,11 +392,14 @@ class AttnRes(ResidualScheme):
 
     A sublayer's q is 0 at the start, so that it reads their mean. The outputs of the branches are summed in `blocks`
     groups of equally many sublayers; as many groups as sublayers attend to every single output. The exit reads as a
-    sublayer does, with a q of its own.
+    sublayer does, with a q of its own. With `separate` the inputs of attention's queries, keys and values have a q
+    and a norm each. With `normed` the sum is of RMS(v_i), with scores over sqrt d. Inkling 2 has both.
     """
 
     norm: str = "rmsnorm"
     blocks: int = 8
+    separate: bool = False
+    normed: bool = False
     source: ClassVar[str] = "arXiv 2603.15031"
     one_stream: ClassVar[bool] = False
 
@@ -342,8 +412,11 @@ class AttnRes(ResidualScheme):
 
     def connect(self, dim: int, sublayer: int, num_sublayers: int) -> Connection:
         group = -(-num_sublayers // self.blocks)
-        return GroupedConnection(dim, sublayer, num_sublayers, group, self.build_norm(dim))
+        three = self.separate and sublayer % 2 == 1
+        attend = Attend(dim, parts_after(sublayer - 1, group), 3 if three else 1, self.normed)
+        norm = NormEach(self.build_norm(dim) for _ in range(3)) if three else self.build_norm(dim)
+        return GroupedConnection(dim, sublayer, num_sublayers, group, attend, norm)
 
     def exit(self, dim: int) -> nn.Module:
         # there is a sublayer, so there are two parts or more
-        return AttendedNorm(Attend(dim, 2), self.build_norm(dim))
+        return AttendedNorm(Attend(dim, 2, normed=self.normed), self.build_norm(dim))

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spheret.connections.base import (
@@ -24,10 +22,12 @@ from spheret.connections.base import (
     check_state_type,
 )
 from spheret.connections.euclidean import ResidualScheme
-from spheret.connections.norms import Device, ScaleNorm, empty_parameter, make_branch_norm
+from spheret.connections.norms import Device, Norm, ScaleNorm, empty_parameter, make_branch_norm
 from spheret.connections.spherical import SpheretNorm
 from spheret.kernels import check_rows, compute_dtype, normalize
+from spheret.kernels.streams import EPSILON, exact_products, length, mix, normed_products, sinkhorn
 from spheret.schedules import factor
+from spheret.support.errors import unknown
 from spheret.support.ranges import check_above_zero, check_count
 
 
@@ -46,12 +46,6 @@ def check_streams(state: Streams, streams: int, dim: int) -> None:
             f"the state of this scheme holds {streams} streams of width {dim}, in a tensor (..., {streams}, {dim}), "
             f"got shape {shape}: take the entry, all connections and the exit from one scheme."
         )
-
-
-def exact_products(x: Tensor) -> AbstractContextManager[Any]:
-    """A context in which matrix products have the dtype of their arguments, under autocast too."""
-    device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def own_stream(sublayer: int, streams: int, own: float, other: float) -> Tensor:
@@ -77,21 +71,15 @@ class Copies(nn.Module):
         return Streams(x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1]))
 
 
-def mix_streams(mix: Tensor, x: Tensor) -> Tensor:
-    """mix x, (..., m, dim), of a matrix (m, n) or (..., m, n) and streams (..., n, dim) of its dtype."""
-    with exact_products(x):
-        # torch would copy all streams to multiply them with one matrix
-        return mix.expand(*x.shape[:-2], *mix.shape[-2:]) @ x
-
-
 def read_streams(pre: Tensor, x: Tensor) -> Tensor:
     """sum_i pre_i x_i, (..., dim), in float32 or better."""
     dtype = compute_dtype(x)
-    return mix_streams(pre.to(dtype).unsqueeze(-2), x.to(dtype)).squeeze(-2)
+    return mix(pre.to(dtype).unsqueeze(-2), x.to(dtype)).squeeze(-2)
 
 
-# pre, mix and post: (..., n), (..., n, n) and (..., n), without the leading dimensions if all tokens have the same
-Weights = tuple[Tensor, Tensor, Tensor]
+# pre, mix and post: (..., n), (..., n, n) and (..., n), without the leading dimensions if all tokens have the same. A
+# mix of None is the identity
+Weights = tuple[Tensor, Tensor | None, Tensor]
 
 
 class StreamConnection(PreparedConnection):
@@ -125,13 +113,14 @@ class StreamConnection(PreparedConnection):
         return self.inner_norm(read_streams(weights[0], state.x)).to(state.x.dtype)
 
     def write_prepared(self, state: Streams, weights: Weights, f: Tensor) -> Streams:
-        x, (_, mix, post) = state.x, weights
+        x, (_, across, post) = state.x, weights
         # the first stream has the shape of f
         check_rows(x.select(-2, 0), f, self.dim)
         dtype = compute_dtype(x, f)
-        mixed = mix_streams(mix.to(dtype), x.to(dtype))
-        added = post.to(dtype).unsqueeze(-1) * f.to(dtype).unsqueeze(-2)
-        return Streams((mixed + added).to(x.dtype))
+        wide, post, f = x.to(dtype), post.to(dtype), f.to(dtype)
+        if across is None:
+            return Streams((wide + mix(post.unsqueeze(-1), f.unsqueeze(-2))).to(x.dtype))
+        return Streams(mix(across.to(dtype), wide, post, f).to(x.dtype))
 
 
 # where the factors on what depends on the token start
@@ -163,7 +152,7 @@ class HyperWeights(nn.Module):
 
 
 class TokenWeights(nn.Module):
-    """What a token's streams add to the weights of hyper-connections, from its normed streams (..., n, dim). ::
+    """What a token's streams X (..., n, dim) add to the weights of hyper-connections, with x = norm(X). ::
 
         pre: s_1 tanh(x w_1)    mix^T: s_1 tanh(x W)    post: s_2 tanh(x w_2)
 
@@ -182,10 +171,9 @@ class TokenWeights(nn.Module):
         nn.init.zeros_(self.projection)
         nn.init.constant_(self.scale, SCALE)
 
-    def forward(self, normed: Tensor) -> Weights:
-        n, dtype = self.streams, normed.dtype
-        with exact_products(normed):
-            projected = normed @ self.projection.to(dtype).view(self.dim, n + 2)
+    def forward(self, x: Tensor, norm: Norm) -> Weights:
+        n, dtype = self.streams, x.dtype
+        projected = norm.project(x, self.projection.to(dtype).view(self.dim, n + 2).mT)
         # torch 2.13's Inductor compiles the gradient of x wrongly if the tanh comes before the split
         pre, mix, post = (part.tanh() for part in projected.split((1, n, 1), -1))
         first, second = self.scale.to(dtype).split(1)
@@ -195,12 +183,12 @@ class TokenWeights(nn.Module):
 class DynamicHyperWeights(nn.Module):
     """The weights of dynamic hyper-connections: `HyperWeights` plus `TokenWeights` of norm(X)."""
 
-    def __init__(self, static: HyperWeights, dynamic: TokenWeights, norm: nn.Module):
+    def __init__(self, static: HyperWeights, dynamic: TokenWeights, norm: Norm):
         super().__init__()
         self.static, self.dynamic, self.norm = static, dynamic, norm
 
     def forward(self, x: Tensor) -> Weights:
-        pre, mix, post = self.dynamic(self.norm(x.to(compute_dtype(x))))
+        pre, mix, post = self.dynamic(x.to(compute_dtype(x)), self.norm)
         static = self.static(x)
         return static[0] + pre, static[1] + mix, static[2] + post
 
@@ -284,27 +272,10 @@ class Hyper(CopiedStreams):
         return SumNorm(self.streams, dim, self.build_norm(dim))
 
 
-# of the norm of all streams, of pre and of the Sinkhorn-Knopp iterations, as in DeepSeek-V4
-EPSILON = 1e-6
-SINKHORN_STEPS = 20
-
-
 def project_streams(x: Tensor, projection: Tensor) -> Tensor:
     """A projection (outputs * n * dim) of the RMS-normed streams (..., n, dim) as one row, (..., outputs)."""
     flat = x.to(compute_dtype(x)).flatten(-2)
-    normed = flat * (flat.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
-    with exact_products(normed):
-        return F.linear(normed, projection.to(normed.dtype).view(-1, normed.shape[-1]))
-
-
-def sinkhorn(logits: Tensor, steps: int = SINKHORN_STEPS) -> Tensor:
-    """A matrix (..., n, n) whose rows and columns sum to 1, nearly, by Sinkhorn and Knopp's alternating division."""
-    matrix = logits.softmax(-1) + EPSILON
-    matrix = matrix / (matrix.sum(-2, keepdim=True) + EPSILON)
-    for _ in range(steps - 1):
-        matrix = matrix / (matrix.sum(-1, keepdim=True) + EPSILON)
-        matrix = matrix / (matrix.sum(-2, keepdim=True) + EPSILON)
-    return matrix
+    return normed_products(flat, projection.to(flat.dtype).view(-1, flat.shape[-1]), EPSILON)
 
 
 class ManifoldWeights(nn.Module):
@@ -313,6 +284,8 @@ class ManifoldWeights(nn.Module):
         pre = sigmoid(a_1 W_1 r + b_1) + eps    post = 2 sigmoid(a_2 W_2 r + b_2)    mix^T = sinkhorn(a_3 W_3 r + b_3)
 
     At the start W = 0 and a = 0.01. b_1 prefers one stream, b_2 = 0, and b_3 prefers the identity.
+
+    mixes: False leaves out the third: the mix is the identity, and eps is added to post, as in HY-V4.
     """
 
     # logits at the start: of the stream that the sublayer prefers, and of a stream that stays itself
@@ -320,15 +293,22 @@ class ManifoldWeights(nn.Module):
     identity: float = 4.0
 
     def __init__(
-        self, dim: int, streams: int, sublayer: int, *, device: Device = None, dtype: torch.dtype | None = None
+        self,
+        dim: int,
+        streams: int,
+        sublayer: int,
+        mixes: bool = True,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.streams, self.sublayer = streams, sublayer
-        outputs = (2 + streams) * streams
+        self.sizes = (streams, streams, streams**2) if mixes else (streams, streams)
         # a vector, as in HyperWeights
-        self.projection = empty_parameter(outputs * streams * dim, device, dtype)
-        self.base = empty_parameter(outputs, device, dtype)
-        self.scale = empty_parameter(3, device, dtype)
+        self.projection = empty_parameter(sum(self.sizes) * streams * dim, device, dtype)
+        self.base = empty_parameter(sum(self.sizes), device, dtype)
+        self.scale = empty_parameter(len(self.sizes), device, dtype)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -337,15 +317,17 @@ class ManifoldWeights(nn.Module):
         nn.init.constant_(self.scale, SCALE)
         pre = own_stream(self.sublayer, self.streams, self.preferred, -self.preferred)
         identity = self.identity * torch.eye(self.streams, device="cpu")
-        self.base.copy_(torch.cat([pre, torch.zeros(self.streams, device="cpu"), identity.flatten()]))
+        start = torch.cat([pre, torch.zeros(self.streams, device="cpu"), identity.flatten()])
+        self.base.copy_(start[: len(self.base)])
 
     def forward(self, x: Tensor) -> Weights:
         n, projected = self.streams, project_streams(x, self.projection)
-        dtype, sizes = projected.dtype, (n, n, n * n)
-        scales, bases = self.scale.to(dtype).split(1), self.base.to(dtype).split(sizes)
-        parts = zip(projected.split(sizes, -1), scales, bases, strict=True)
-        pre, post, comb = (scale * part + base for part, scale, base in parts)
-        return pre.sigmoid() + EPSILON, sinkhorn(comb.unflatten(-1, (n, n))).mT, 2 * post.sigmoid()
+        dtype = projected.dtype
+        scales = zip(self.scale.to(dtype).split(1), self.sizes, strict=True)
+        scale = torch.cat([part.expand(size) for part, size in scales])
+        pre, post, *comb = (scale * projected + self.base.to(dtype)).split(self.sizes, -1)
+        pre, post = pre.sigmoid() + EPSILON, 2 * post.sigmoid()
+        return (pre, sinkhorn(comb[0].unflatten(-1, (n, n))).mT, post) if comb else (pre, None, post + EPSILON)
 
 
 class Gates(nn.Module):
@@ -372,14 +354,21 @@ class Gates(nn.Module):
 class ManifoldHyper(CopiedStreams):
     """mHC: F reads RMS(sum_i pre_i X_i), and X' = mix X + post (x) F; mix is doubly stochastic. And a final norm.
 
-    `streams` is n. pre, post and mix are functions of all streams of the token.
+    `streams` is n. pre, post and mix are functions of all streams of the token. mix="identity" leaves each stream to
+    itself, as HY-V4 in transformers does: X' = X + post (x) F.
     """
 
     norm: str = "rmsnorm"
+    mix: Literal["sinkhorn", "identity"] = "sinkhorn"
     source: ClassVar[str] = "arXiv 2512.24880; DeepSeek-V4, in transformers"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mix not in ("sinkhorn", "identity"):
+            raise unknown("mix", self.mix, ("sinkhorn", "identity"))
+
     def weights(self, dim: int, sublayer: int) -> nn.Module:
-        return ManifoldWeights(dim, self.streams, sublayer)
+        return ManifoldWeights(dim, self.streams, sublayer, self.mix == "sinkhorn")
 
     def exit(self, dim: int) -> nn.Module:
         return SumNorm(self.streams, dim, self.build_norm(dim), Gates(dim, self.streams))
@@ -440,7 +429,7 @@ class SphericalHyperWeights(nn.Module):
         total = read_streams(math.sqrt(n) * start + self.pace * offset, x)
         if not self.steady:
             return total
-        return normalize(total, 1.0) * torch.linalg.vector_norm(x.to(total.dtype), dim=(-2, -1)).unsqueeze(-1)
+        return normalize(total, 1.0) * length(x.to(total.dtype).flatten(-2))
 
     def mix_and_post(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         skew = self.pace * self.skew.to(dtype).view(self.streams, self.streams)
@@ -489,10 +478,10 @@ class SphericalHyperConnection(Connection):
         x = state.x
         check_rows(x.select(-2, 0), f, self.dim)
         dtype = compute_dtype(x, f)
-        mix, post = self.weights_norm.mix_and_post(dtype)
-        mixed = mix_streams(mix, x.to(dtype))
+        orthogonal, post = self.weights_norm.mix_and_post(dtype)
+        mixed = mix(orthogonal, x.to(dtype))
         f = f.to(dtype) if self.branch_norm is None else self.branch_norm(f.to(dtype))
-        along = post.unsqueeze(-1) * f.unsqueeze(-2)
+        along = mix(post.unsqueeze(-1), f.unsqueeze(-2))
         out = self.norm(mixed.flatten(-2), along.flatten(-2))
         return Streams(out.unflatten(-1, x.shape[-2:]).to(x.dtype))
 

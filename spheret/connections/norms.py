@@ -16,6 +16,7 @@ from spheret.connections.base import channels_last, check_dim, check_state_type
 from spheret.connections.bounded import Bounded, BoundedScalar
 from spheret.kernels import compute_dtype, normalize
 from spheret.kernels.closed import EPS
+from spheret.kernels.streams import normed_products
 from spheret.support.autograd import needs_torch_ops, plain_backward
 from spheret.support.errors import unknown
 
@@ -45,6 +46,10 @@ class Norm(nn.Module):
             raise TypeError(f"a norm takes floating-point rows, got {x.dtype}.")
         out = self.apply_wide(x.to(compute_dtype(x))).to(x.dtype)
         return out if self.channel_dim == -1 else out.movedim(-1, self.channel_dim)
+
+    def project(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """The products of the normed rows with vectors (m, dim), (..., m), where no one needs the normed rows."""
+        raise NotImplementedError(f"{type(self).__name__} must define project.")
 
     def extra_repr(self) -> str:
         return str(self.dim) if self.channel_dim == -1 else f"{self.dim}, channel_dim={self.channel_dim}"
@@ -111,6 +116,11 @@ class LayerNorm(Norm):
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.layer_norm(x, (self.dim,), self.weight.to(x.dtype), bias, self.eps)
 
+    def project(self, x: Tensor, vectors: Tensor) -> Tensor:
+        weight = self.weight.to(x.dtype)
+        products = normed_products(x, vectors * weight, self.eps, centre=True)
+        return products if self.bias is None else products + vectors @ self.bias.to(x.dtype)
+
 
 def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * x * _inverse_rms(x, eps)
@@ -170,6 +180,9 @@ class RMSNorm(Norm):
     def apply_wide(self, x: Tensor) -> Tensor:
         weight = self.weight.to(x.dtype)
         return _RMS.apply(x, x, weight, self.eps) if plain_backward(x) else _rms(x, weight, self.eps)
+
+    def project(self, x: Tensor, vectors: Tensor) -> Tensor:
+        return normed_products(x, vectors * self.weight.to(x.dtype), self.eps)
 
 
 # where the gain of a normed branch starts if nobody says

@@ -122,6 +122,17 @@ def chosen(h: Tensor, f: Tensor, retraction: str | float | Retraction = "project
     return name
 
 
+def native_serves(x: Tensor) -> bool:
+    """Whether native.c computes with these float32 rows, where there is no backend but it and torch ops."""
+    if _forced not in (None, "native") or torch.compiler.is_compiling() or x.dtype != torch.float32:
+        return False
+    if native.KERNEL.why_not(x, x, PROJECTION, 1.0):
+        return False
+    if _serving is not None:
+        _serving.add("native")
+    return True
+
+
 def check_rows(h: Tensor, f: Tensor, dim: int | None = None) -> None:
     """Check that h and f are floating-point tensors of the same shape, at least 2 wide."""
     for name, x in (("h", h), ("f", f)):

@@ -164,6 +164,125 @@ static inline void fence(int stream) {
 #endif
 }
 
+// Many streams: sums of rows with weights of every token, and Sinkhorn and Knopp's loop.
+
+typedef float quad __attribute__((vector_size(16)));
+static inline float across(vec x) {
+    quad sum, part;
+    memcpy(&sum, &x, sizeof sum);
+    for (int i = 4; i < LANES; i += 4) { memcpy(&part, (float *)&x + i, sizeof part); sum += part; }
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
+static float dot(const float *x, const float *y, int64_t d) {
+    vec first = {0}, second = {0};
+    int64_t i = 0;
+    for (; i + 2 * LANES <= d; i += 2 * LANES) {
+        first += load_f32(x + i) * load_f32(y + i);
+        second += load_f32(x + i + LANES) * load_f32(y + i + LANES);
+    }
+    float sum = across(first + second);
+    for (; i < d; i++) sum += x[i] * y[i];
+    return sum;
+}
+
+// out = sum_k weights[step k] rows_k + weight extra; extra may be NULL
+static void weighted(const float *weights, int64_t step, const float *rows, int64_t count, float weight,
+                     const float *extra, float *out, int64_t d) {
+    int64_t i = 0;
+    for (; i + LANES <= d; i += LANES) {
+        vec sum = {0};
+        for (int64_t k = 0; k < count; k++) sum += weights[k * step] * load_f32(rows + k * d + i);
+        if (extra) sum += weight * load_f32(extra + i);
+        store_f32(out + i, sum, 0);
+    }
+    for (; i < d; i++) {
+        float sum = 0;
+        for (int64_t k = 0; k < count; k++) sum += weights[k * step] * rows[k * d + i];
+        out[i] = extra ? sum + weight * extra[i] : sum;
+    }
+}
+
+// out = a x + p (x) f for each token t: a[t, i, j] (m, n), x (n, d), p[t, i] (m), f (d) or NULL.
+// strides: of a, p, and of their gradients; 0 for what all tokens share
+enum { A_T, A_I, A_J, P_T, P_I, DA_T, DA_I, DA_J, DP_T, DP_I };
+void mix_forward(const float *a, const float *x, const float *p, const float *f, float *out, int64_t tokens, int64_t m,
+                 int64_t n, int64_t d, const int64_t *s, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t i = 0; i < m; i++)
+            weighted(a + t * s[A_T] + i * s[A_I], s[A_J], x + t * n * d, n, f ? p[t * s[P_T] + i * s[P_I]] : 0,
+                     f ? f + t * d : f, out + (t * m + i) * d, d);
+}
+
+// the gradients of every token, also of a and p that tokens share
+void mix_backward(const float *g_, const float *a, const float *x_, const float *p, const float *f_, float *da,
+                  float *dx, float *dp, float *df, int64_t tokens, int64_t m, int64_t n, int64_t d, const int64_t *s,
+                  int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t t = 0; t < tokens; t++) {
+        const float *g = g_ + t * m * d, *x = x_ + t * n * d;
+        for (int64_t j = 0; j < n; j++)
+            weighted(a + t * s[A_T] + j * s[A_J], s[A_I], g, m, 0, 0, dx + (t * n + j) * d, d);
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t j = 0; j < n; j++)
+                da[t * s[DA_T] + i * s[DA_I] + j * s[DA_J]] = dot(g + i * d, x + j * d, d);
+        if (!f_) continue;
+        weighted(p + t * s[P_T], s[P_I], g, m, 0, 0, df + t * d, d);
+        for (int64_t i = 0; i < m; i++) dp[t * s[DP_T] + i * s[DP_I]] = dot(g + i * d, f_ + t * d, d);
+    }
+}
+
+// Sinkhorn and Knopp's loop: rows of the start divided by their sums, plus eps; then columns and rows in turn, divided by
+// their sums plus eps. out: the result, or with its gradient g the gradient of the start. LANES matrices at once; the strides are those of a
+// matrix and of its entries in all three
+void sinkhorn(const float *start, const float *g, float *out, int64_t tokens, int n, int64_t matrix, int64_t entry,
+              int divisions, float eps, int threads) {
+    int size = n * n;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t first = 0; first < tokens; first += LANES) {
+        // before the first division and after each one
+        vec kept[(divisions + 2) * size], inverses[(divisions + 1) * n], d[size];
+        int lanes = tokens - first < LANES ? tokens - first : LANES;
+        for (int i = 0; i < size; i++)
+            for (int lane = 0; lane < LANES; lane++) {
+                int64_t place = (first + (lane < lanes ? lane : 0)) * matrix + i * entry;
+                kept[i][lane] = start[place];
+                d[i][lane] = g ? g[place] : 0;
+            }
+        for (int step = 0; step <= divisions; step++) {
+            const vec *from = kept + step * size;
+            vec *to = kept + (step + 1) * size;
+            int along = step % 2 ? n : 1, other = step % 2 ? 1 : n;
+            for (int i = 0; i < n; i++) {
+                vec sum = from[i * other];
+                for (int j = 1; j < n; j++) sum += from[i * other + j * along];
+                vec inverse = inverses[step * n + i] = 1 / (step ? sum + eps : sum);
+                for (int j = 0; j < n; j++) {
+                    vec share = from[i * other + j * along] * inverse;
+                    to[i * other + j * along] = step ? share : share + eps;
+                }
+            }
+        }
+        for (int step = g ? divisions : -1; step >= 0; step--) {
+            const vec *y = kept + (step + 1) * size;
+            int along = step % 2 ? n : 1, other = step % 2 ? 1 : n;
+            for (int i = 0; i < n; i++) {
+                vec sum = {0};
+                for (int j = 0; j < n; j++) {
+                    vec share = y[i * other + j * along];
+                    sum += d[i * other + j * along] * (step ? share : share - eps);
+                }
+                for (int j = 0; j < n; j++)
+                    d[i * other + j * along] = (d[i * other + j * along] - sum) * inverses[step * n + i];
+            }
+        }
+        const vec *result = g ? d : kept + (divisions + 1) * size;
+        for (int i = 0; i < size; i++)
+            for (int lane = 0; lane < lanes; lane++) out[(first + lane) * matrix + i * entry] = result[i][lane];
+    }
+}
+
 #define ROWS
 #define PASTE(a, b) a##b
 #define PASTE3(a, b, c) a##_##b##_##c

@@ -145,6 +145,9 @@ def _load() -> ctypes.CDLL | str:
         for name, pointers in (("forward", 3), ("backward", 6))
         for h in _TYPES.values()
     }
+    signatures["mix_forward"] = [pointer] * 5 + [size] * 4 + [pointer, integer]
+    signatures["mix_backward"] = [pointer] * 9 + [size] * 4 + [pointer, integer]
+    signatures["sinkhorn"] = [pointer] * 3 + [size, integer, size, size, integer, ctypes.c_float, integer]
     for name, types in signatures.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, size
@@ -288,6 +291,70 @@ def norm_backward(g: Tensor, h: Tensor, radius: P, kept: Tensor) -> tuple[Tensor
         _flat(dh)[index], along = closed.norm_gradients(_flat(g)[index], _flat(h)[index], radius)
         dradius += along.sum()
     return dh, dradius
+
+
+def _per_token(x: Tensor, rows: int) -> tuple[Tensor, list[int]]:
+    """A tensor of `rows` dimensions per token as C takes it, and its strides: 0 for the tokens if all share it."""
+    if x.dim() == rows:
+        return x.detach(), [0, *x.stride()]
+    x = x.detach().flatten(0, -rows - 1) if x.dim() > rows + 1 else x.detach()
+    return x, list(x.stride())
+
+
+def _run_mix(
+    name: str, before: tuple[Tensor, ...], weights: Tensor, x: Tensor, post: Tensor | None, f: Tensor | None,
+    after: tuple[Tensor | None, ...], of_weights: Tensor | None = None, of_post: Tensor | None = None,
+) -> None:  # fmt: skip
+    m, (n, d) = weights.shape[-2], x.shape[-2:]
+    weights, strides = _per_token(weights, 2)
+    for tensor, rows in ((post, 1), (of_weights, 2), (of_post, 1)):
+        strides += [0] * (rows + 1) if tensor is None else _per_token(tensor, rows)[1]
+    post = None if post is None else _per_token(post, 1)[0]
+    x, f = x.detach().contiguous(), None if f is None else f.detach().contiguous()
+    rest = (x.numel() // (n * d), m, n, d, (ctypes.c_int64 * len(strides))(*strides), _threads(x.numel()))
+    getattr(_load(), name)(*map(_pointer, (*before, weights, x, post, f, *after)), *rest)
+
+
+def mix_forward(weights: Tensor, x: Tensor, post: Tensor | None, f: Tensor | None) -> Tensor:
+    """weights x, plus the rows post_i f: see `spheret.kernels.streams.mix`."""
+    out = x.new_empty(*x.shape[:-2], weights.shape[-2], x.shape[-1])
+    _run_mix("mix_forward", (), weights, x, post, f, (out,))
+    return out
+
+
+def mix_backward(
+    g: Tensor, weights: Tensor, x: Tensor, post: Tensor | None, f: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """The gradients of all four."""
+    tokens, g = x.shape[:-2].numel(), g.contiguous()
+
+    def like(t: Tensor | None, rows: int) -> Tensor | None:
+        # laid out as the tensor itself, or once per token where all tokens share it
+        return None if t is None else torch.empty_like(t) if t.dim() > rows else t.new_empty(tokens, *t.shape)
+
+    of_weights, of_post = like(weights, 2), like(post, 1)
+    of_x, of_f = x.new_empty(x.shape), None if f is None else f.new_empty(f.shape)
+    tensors = (of_weights, of_x, of_post, of_f)
+    _run_mix("mix_backward", (g,), weights, x, post, f, tensors, of_weights, of_post)
+    if of_weights is not None and weights.dim() == 2:
+        of_weights = of_weights.sum(0)
+    if of_post is not None and post is not None and post.dim() == 1:
+        of_post = of_post.sum(0)
+    return of_weights, of_x, of_post, of_f
+
+
+def sinkhorn(start: Tensor, g: Tensor | None, divisions: int, eps: float) -> Tensor:
+    """Matrices (..., n, n) after Sinkhorn and Knopp's loop; with the gradient g of the result that of the start."""
+    n = start.shape[-1]
+    start = start.detach().reshape(-1, n * n)
+    out = torch.empty_like(start)
+    if g is not None:
+        g = g.reshape(start.shape)
+        g = g if g.stride() == start.stride() else torch.empty_like(start).copy_(g)
+    rest = (len(start), n, *start.stride(), divisions, eps, _threads(start.numel()))
+    library: Any = _load()
+    library.sinkhorn(*map(_pointer, (start, g, out)), *rest)
+    return out
 
 
 KERNEL = Kernel("native", "cpu", DTYPES, KINDS, KEPT, missing, forward, backward, norm_forward, norm_backward)

@@ -92,11 +92,22 @@ def _mapped(inside: nn.Module, parts: Sequence[Tensor]) -> Sequence[Tensor]:
     return [part.transpose(1, 2) for part in inside(*(part.transpose(1, 2) for part in parts))]
 
 
-def _stacked(width: int, heights: tuple[int, ...], bias: bool) -> nn.Linear:
-    """A linear layer whose weight holds matrices of these heights one above the other: an optimiser reads `parts`."""
-    layer = nn.Linear(width, sum(heights), bias=bias)
-    layer.parts = heights  # type: ignore[assignment]
-    return layer
+class StackedLinear(nn.Linear):
+    """A linear layer whose weight holds matrices of these heights one above the other: an optimiser reads `parts`.
+
+    x is (batch, time, width), or (batch, time, matrices, width) with an input for each matrix.
+    """
+
+    def __init__(self, width: int, heights: tuple[int, ...], bias: bool):
+        super().__init__(width, sum(heights), bias=bias)
+        self.parts = heights
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() < 4:
+            return super().forward(x)
+        biases = [None] * len(self.parts) if self.bias is None else self.bias.split(self.parts)
+        inputs = zip(x.unbind(-2), self.weight.split(self.parts), biases, strict=True)
+        return torch.cat([F.linear(*each) for each in inputs], -1)
 
 
 class Attention(nn.Module):
@@ -111,7 +122,7 @@ class Attention(nn.Module):
         self.shape, self.heads, self.dropout = shape, config.heads, config.dropout
         self.rope_base = config.rope_base if config.positions == "rope" else None
         heights = tuple(heads * shape.head_dim for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
-        self.qkv = _stacked(shape.dim, heights, config.bias)
+        self.qkv = StackedLinear(shape.dim, heights, config.bias)
         self.qkv_norm = qkv_norm
         self.output = nn.Linear(config.width, config.width, bias=config.bias)
 
@@ -144,7 +155,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, past: Past | None = None, mask: Tensor | None = None, turn: Rotation | None = None
     ) -> Tensor:
-        batch, time, width = x.shape
+        batch, time, *_, width = x.shape
         q, k, v = self.queries_keys_values(x, turn)
         if past is not None:
             k, v = past(k, v)
@@ -204,7 +215,7 @@ class MLP(nn.Module):
         shape = config.shape
         self.kind, self.approximate, self.dropout = config.mlp, ACTIVATIONS[config.activation], config.dropout
         heights = (shape.hidden,) * (2 if shape.gated else 1)
-        self.hidden = _stacked(config.width, heights, config.bias)
+        self.hidden = StackedLinear(config.width, heights, config.bias)
         self.hidden_norm = hidden_norm
         self.output = nn.Linear(shape.hidden, config.width, bias=config.bias)
 

@@ -4,6 +4,7 @@ import importlib.util
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from transformers import DeepseekV4Config
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
+from transformers.models.hy_v4.modeling_hy_v4 import HYV4HyperConnection
+from transformers.models.inkling2.modeling_inkling2 import Inkling2BlockAttentionResidual, Inkling2RMSNorm
 
 from spheret import GPT, SCHEMES, GPTConfig, scheme
+from spheret.connections.earlier_states import Started, Sums
 from spheret.connections.many_streams import Streams, cayley
 from spheret.model.probes import probe
 
@@ -24,14 +28,19 @@ MANY = [name for name in SCHEMES if not scheme(name).one_stream]
 STREAMS = [name for name in MANY if hasattr(scheme(name), "streams")]
 
 
-def deepseek(kind, dtype):
-    config = DeepseekV4Config(hidden_size=D, hc_mult=4, rms_norm_eps=1e-6)
-    module = kind(config)
+def filled(module, dtype):
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for p in module.parameters():
             p.copy_(0.5 * torch.randn(p.shape, generator=generator))
     return module.to(dtype)
+
+
+def streams_of_transformers(kind, dtype):
+    """hc_eps, hc_mult and hc_magnitude have the same names in both models."""
+    config = DeepseekV4Config(hidden_size=D, hc_mult=4, rms_norm_eps=1e-6)
+    config.hc_magnitude = 2.0
+    return filled(kind(config), dtype)
 
 
 def gradients(outputs, inputs):
@@ -41,24 +50,24 @@ def gradients(outputs, inputs):
 
 # transformers computes pre, post and comb in float32, whatever the dtype
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-class TestAgainstDeepSeek:
+class TestAgainstTransformers:
     x = rows(2 * 3 * 4, D).view(2, 3, 4, D)
 
-    def truth(self, theirs, x, branch, monkeypatch):
-        """One sublayer as DeepseekV4DecoderLayer writes it, without its norm."""
+    @pytest.mark.parametrize("kind", [DeepseekV4HyperConnection, HYV4HyperConnection])
+    def test_a_sublayer(self, kind, dtype, tolerance, monkeypatch):
         # .float() would round float64
         monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)
-        post, comb, collapsed = theirs(x)
-        return post.unsqueeze(-1) * branch(collapsed).unsqueeze(-2) + comb.transpose(-1, -2) @ x
-
-    def test_a_sublayer(self, dtype, tolerance, monkeypatch):
-        theirs, branch = deepseek(DeepseekV4HyperConnection, dtype), nn.Linear(D, D).to(dtype)
-        own = scheme("mhc").connect(D, 3, DEPTH).to(dtype)
+        theirs, branch = streams_of_transformers(kind, dtype), nn.Linear(D, D).to(dtype)
+        own = scheme("mhc", mix="sinkhorn" if kind is DeepseekV4HyperConnection else "identity")
+        own = own.connect(D, 3, DEPTH).to(dtype)
         own.inner_norm = nn.Identity()
         weights = own.weights_norm
         weights.load_state_dict({"projection": theirs.fn.flatten(), "base": theirs.base, "scale": theirs.scale})
         x, y = (self.x.to(dtype).requires_grad_() for _ in range(2))
-        got, expected = own(Streams(x), branch).x, self.truth(theirs, y, branch, monkeypatch)
+        # as their decoder layers write it, without the norm
+        post, *comb, collapsed = theirs(y)
+        residual = comb[0].transpose(-1, -2) @ y if comb else y
+        got, expected = own(Streams(x), branch).x, post.unsqueeze(-1) * branch(collapsed).unsqueeze(-2) + residual
         torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
         ours = gradients([got], [x, weights.base, weights.scale, weights.projection, branch.weight])
         them = gradients([expected], [y, theirs.base, theirs.scale, theirs.fn, branch.weight])
@@ -66,7 +75,7 @@ class TestAgainstDeepSeek:
             torch.testing.assert_close(a.view_as(b), b, rtol=tolerance, atol=10 * tolerance)
 
     def test_the_exit(self, dtype, tolerance, monkeypatch):
-        theirs, own = deepseek(DeepseekV4HyperHead, dtype), scheme("mhc").exit(D).to(dtype)
+        theirs, own = streams_of_transformers(DeepseekV4HyperHead, dtype), scheme("mhc").exit(D).to(dtype)
         own.norm = nn.Identity()
         shares = own.shares
         shares.load_state_dict(
@@ -134,6 +143,64 @@ def test_a_stack_of_attn_res_against_flash_linear_attention(naive_attnres, dtype
     ours, them = gradients([got], [*shared, *queries]), gradients([expected], [*shared, *theirs[1:]])
     for number, (a, b) in enumerate(zip(ours, them, strict=True)):
         torch.testing.assert_close(a * gain if number >= len(shared) else a, b, rtol=tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_separate_reads_against_inkling(dtype, tolerance, monkeypatch):
+    """The inputs of attention's queries, keys and values, with their norms, as Inkling 2's full layers read them."""
+    own = scheme("attn-res", blocks=3, separate=True, normed=True).connect(D, 5, DEPTH)
+    own = filled(own, dtype)
+    own.attend_norm.eps = 1e-6
+    theirs = Inkling2BlockAttentionResidual(SimpleNamespace(hidden_size=D), num_queries=3)
+    theirs = theirs.to(dtype)
+    theirs.load_state_dict({"query": own.attend_norm.query.view(3, D)})
+    norms = [filled(Inkling2RMSNorm(D, eps=1e-5), dtype) for _ in range(3)]
+    for number, norm in enumerate(norms):
+        norm.load_state_dict(own.inner_norm.norms[number].state_dict())
+    state = Sums(tuple(rows(6, D, seed=seed).to(dtype).requires_grad_() for seed in range(3)))
+    # .float() and .to(float32) would round float64
+    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)
+    to = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda x, *a, **k: x if a == (torch.float32,) else to(x, *a, **k))
+    got = own.read(state)
+    *earlier, last = state.parts
+    expected = torch.stack([n(x) for n, x in zip(norms, theirs(torch.stack(earlier, -2), last), strict=True)], -2)
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    ours = gradients([got], [*state.parts, own.attend_norm.query, *(n.weight for n in own.inner_norm.norms)])
+    them = gradients([expected], [*state.parts, theirs.query, *(n.weight for n in norms)])
+    for a, b in zip(ours, them, strict=True):
+        torch.testing.assert_close(a.view_as(b), b, rtol=tolerance, atol=10 * tolerance)
+    # the first sublayer has one value, which all three take
+    first = scheme("attn-res", separate=True).connect(D, 1, DEPTH).to(dtype)
+    read = first.read(Sums(state.parts[:1]))
+    assert read.shape == (6, 3, D)
+    assert torch.equal(read[:, 0], read[:, 2])
+
+
+def test_equal_inputs_of_queries_keys_and_values_are_one():
+    """A model with separate reads starts as the one without."""
+    outputs = []
+    for separate in (False, True):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(**TINY, scheme="attn-res", scheme_options={"separate": separate})).double()
+        outputs.append(model(tokens()))
+    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+
+
+def test_modded_nanogpts_factors():
+    """x = r x + p F(norm x) + m x_0 at attention, and x = r x + p F(norm x) at the MLP."""
+    branch = nn.Linear(D, D).double()
+    for sublayer in (3, 4):
+        connection = randomize(scheme("x0", post=True).connect(D, sublayer, DEPTH).double())
+        h, start = rows(6, D), rows(6, D, seed=1)
+        r, p, *m = connection.factor_norm.weights
+        f = branch(nn.functional.layer_norm(h, (D,), *connection.inner_norm.parameters(), eps=1e-5))
+        expected = r * h + p * f + (m[0] * start if m else 0)
+        torch.testing.assert_close(connection(Started(h, start), branch).h, expected, rtol=1e-12, atol=1e-12)
+    fresh = scheme("x0", post=True).connect(D, 1, DEPTH).factor_norm.weights
+    assert fresh.tolist() == pytest.approx([math.sqrt(1.1), 1.0, 0.0])
+    with pytest.raises(ValueError, match="falling"):
+        scheme("x0", post=True, falling=True)
 
 
 class TestStart:

@@ -44,7 +44,7 @@ MODULES = {
     spherical.SpheretNorm: {"dim": D, "sublayer": 2, "retraction": 0.5, "learnable_p": True},
     geonorm_affine.AffineGeoNorm: {"block": 2},
     earlier_states.StartMix: {"mix": 0.1},
-    earlier_states.DepthWeights: {"count": 3},
+    earlier_states.WeightedSum: {"starts": (1.5, 0.0, 1.0)},
     earlier_states.Attend: {"dim": D, "count": 3},
     many_streams.HyperWeights: {"streams": 3, "sublayer": 2},
     many_streams.TokenWeights: {"dim": D, "streams": 3},

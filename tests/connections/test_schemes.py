@@ -29,7 +29,9 @@ VARIANTS = [
     ("pre-ln", {"norm": "rmsnorm", "bias": False}),
     ("ngpt", {"inner_scales": False}),
     ("hyper", {"dynamic": False, "streams": 2}),
-    ("attn-res", {"blocks": 2}),
+    ("attn-res", {"blocks": 2, "normed": True}),
+    ("x0", {"post": True}),
+    ("mhc", {"mix": "identity"}),
     ("spherical-hyper", {"steady": False, "pace": 1.0}),
 ]
 

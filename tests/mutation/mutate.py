@@ -57,6 +57,7 @@ TESTS = {
     "connections/spherical.py": [*ROOM, PAPER, BOUNDS],
     "model/branches.py": ["model/test_backbone.py", "model/test_inside.py"],
     "kernels/closed.py": [*KERNELS, "connections/test_norms.py"],
+    "kernels/streams.py": ["kernels/test_streams.py", "connections/test_many_streams.py"],
     "kernels/reference.py": KERNELS,
 }
 # left out: compilers and other kernels, and gradient checks that take seconds; --slow runs the latter too
