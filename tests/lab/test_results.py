@@ -165,7 +165,7 @@ def test_default_rates_come_from_the_best_study_that_has_three(build, monkeypatc
     # part of a study: a scheme with two rates is not known yet
     write("defaults", 1e-2, pre_ln=three, keel=three, ngpt=three[:2])
     assert build.default_rates() == {"pre-ln": (2.5e-3, "depth"), "keel": (1e-2, "defaults")}
-    assert tomllib.loads(build.rates_file())["rates"] == {"pre-ln": 2.5e-3, "keel": 1e-2}
+    assert tomllib.loads(build.rates_file()) == {"depth": {"pre-ln": 2.5e-3}, "defaults": {"keel": 1e-2}}
     (answer,) = group_answers(read_plan(PLANS["defaults"]), read_rows(tmp_path / "defaults.jsonl"))
     cells = [line.split(" | ") for line in build._default_rates(answer).splitlines()[2:]]
     found = {name.removeprefix("| "): (losses.count(" at "), rate) for name, losses, rate in cells}
