@@ -138,7 +138,7 @@ def functional(model, other):
 
 
 @pytest.mark.parametrize("way", [averaged, by_hand, functional])
-@pytest.mark.parametrize(("before", "after"), [(0.0, 1.0), (0.0, 0.4), (0.4, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.4), (1.0, 0.0)])
 def test_t_is_read_from_where_copies_have_it(llama, models, way, before, after):
     truth = logits(models[after], llama[1])
     assert torch.equal(logits(way(models[before], models[after]), llama[1]), truth)
