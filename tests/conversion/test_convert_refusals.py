@@ -185,12 +185,8 @@ MODELS = [
     (saved, "this model", "hub.load"),
     (partial(network, "plain"), "Sequential", "example_inputs", {"example_inputs": None}),
     (partial(network, "plain"), "batches", "empty", {"batches": []}),
-    (partial(network, "plain"), "pre-ln", "proj-spheretnorm", {"scheme": "pre-ln"}),
-    (partial(network, "plain"), "spheret", "proj-spheretnorm", {"scheme": "spheret"}),
-    (partial(network, "plain"), "exakt", "exact", {"start": "exakt"}),
     (partial(network, "plain"), "schedul", "option", {"schedul": "sqrt"}),
     (partial(network, "plain"), "alpha", "float32", {"alpha": 1e-320}),
-    (partial(network, "plain"), "inner_norm", "norms", {"inner_norm": True}),
     (partial(network, "plain"), "entry_norm", "radius", {"entry_norm": False}),
     (partial(network, "plain"), "branch_norm", "branches", {"branch_norm": True}),
     (partial(network, "plain"), "branch_norm", "branches", {"scheme": "normed-spheretnorm"}),
@@ -212,7 +208,7 @@ def test_a_refusal_names_the_place_and_the_reason(row):
     assert hooks_of(model) == hooks
 
 
-ARGUMENTS = {"alpha", "start", "schedul", "inner_norm", "entry_norm", "branch_norm"}
+ARGUMENTS = {"alpha", "schedul", "entry_norm", "branch_norm"}
 
 
 def hooks_of(model):

@@ -145,13 +145,6 @@ def test_t_is_read_from_where_copies_have_it(llama, models, way, before, after):
     assert not torch.allclose(logits(models[before], llama[1]), truth, atol=1e-3)
 
 
-def test_an_average_between_the_ends_has_the_t_between(llama, models):
-    average = copy.deepcopy(models[0.0])
-    for x, y in zip(average.buffers(), models[1.0].buffers(), strict=True):
-        x.lerp_(y, 0.4)
-    torch.testing.assert_close(logits(average, llama[1]), logits(models[0.4], llama[1]))
-
-
 def test_an_ensemble_under_vmap(llama, models):
     state = torch.func.stack_module_state([models[0.0], models[1.0]])
 
