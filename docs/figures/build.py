@@ -16,7 +16,7 @@ import torch
 
 from spheret.connections import SCHEMES
 from spheret.retractions import RETRACTIONS, angular
-from spheret.support.figure_style import (
+from spheret.support.charts import (
     GRID,
     INK,
     MUTED,
@@ -28,9 +28,9 @@ from spheret.support.figure_style import (
     axes_grid,
     own_style,
     render,
+    scheme_styles,
     themed,
 )
-from spheret.support.line_styles import scheme_styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -40,9 +40,7 @@ from spheret.lab.rows import Key, Row, read_rows, sound
 from spheret.lab.statistics import over_seeds
 from spheret.lab.words import SHORT, answer_sentence, limits, listed, p_words
 from spheret.paper.numbers import CORPORA, LOSSES, ROWS, SIZES
-from spheret.support.charts import Chart, Line, Panel, draw
-from spheret.support.figure_style import DASHES, MUTED
-from spheret.support.line_styles import scheme_styles
+from spheret.support.charts import DASHES, MUTED, Chart, Line, Panel, draw, scheme_styles
 
 HERE = Path(__file__).parent
 # the plan of every study, by the name of its results

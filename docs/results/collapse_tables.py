@@ -9,9 +9,7 @@ from collapse import CHANGES, CURVE, GAINS, GROWTH, LOOK, NORMED_SIZES, RATES, R
 
 from spheret.connections import SCHEMES
 from spheret.observe.plateau import ENTROPY_MARGIN
-from spheret.support.charts import Chart, Line, Panel, draw
-from spheret.support.figure_style import PALETTE, Drawing
-from spheret.support.line_styles import scheme_styles
+from spheret.support.charts import PALETTE, Chart, Drawing, Line, Panel, draw, scheme_styles
 
 Rows = Mapping[Run, Row]
 WARMUPS = (20, 100)

@@ -27,10 +27,9 @@ from spheret.lab.statistics import over_seeds
 from spheret.observe.inspect.command import Subject
 from spheret.observe.records import SublayerObservation
 from spheret.runs.run import Run, open_run
-from spheret.support.charts import Chart, Panel
+from spheret.support.charts import Chart, Panel, scheme_styles
 from spheret.support.documents import Lines, Positive, Record
 from spheret.support.files import write_atomically
-from spheret.support.line_styles import scheme_styles
 
 ROWS = Path(__file__).parent / "inside.jsonl"
 PROJ, PRE = "proj-spheretnorm", "pre-ln"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from spheret.lab.entries import FEWEST_SEEDS, Entry, entry_of_plan, entry_of_runs
+from spheret.lab.entries import FEWEST_SEEDS, Entry, entry_of_plan
 from spheret.lab.ngrams import NgramRecord
 from spheret.lab.plan import Group, Plan
 from spheret.lab.rows import FINISHED, Row
@@ -108,29 +108,12 @@ def group_answers(plan: Plan, rows: Rows, ngrams: Iterable[NgramRecord] = ()) ->
     losses, answers = {record.group: record.losses for record in ngrams}, []
     for group in plan.groups:
         entries = [entry_of_plan(plan, group, each, rows) for each in group.contestants]
-        answers.append(_answer(group, entries, plan.reference, losses.get(group.name, {})))
+        answers.append(answer_of(group, entries, plan.reference, losses.get(group.name, {})))
     return answers
 
 
-def answer_of_runs(
-    group: Group,
-    rows: Mapping[str, Sequence[Row]],
-    unfinished: Mapping[str, int],
-    ngrams: Mapping[str, float],
-) -> GroupAnswer:
-    """What runs say that no plan asked for.
-
-    group: the contestants, with a part that has no fresh seeds. rows: the runs of each contestant that have ended.
-    unfinished: how many of each have not.
-    """
-    entries = [
-        entry_of_runs(contestant, rows[contestant.label], unfinished[contestant.label], group)
-        for contestant in group.contestants
-    ]
-    return _answer(group, entries, REFERENCE, ngrams)
-
-
-def _answer(group: Group, entries: list[Entry], reference: str, ngrams: Mapping[str, float]) -> GroupAnswer:
+def answer_of(group: Group, entries: list[Entry], reference: str, ngrams: Mapping[str, float]) -> GroupAnswer:
+    """What the entries of one group say. ngrams: the losses of n-gram models, by name."""
     entries, table = _compared(entries)
     reference = reference if any(e.label == reference for e in entries) else entries[0].label
     means = {} if table is None else table.means

@@ -150,10 +150,8 @@ def row_of_run(run: Run, key: Key, lines: list[MetricsRecord] | None = None) -> 
     tail = losses[-last_steps(len(losses)) :]
     steps, tokens = run.steps, train.tokens_per_update
     return Row(
-        group=key.group,
-        contestant=key.contestant,
-        rate=key.rate,
-        seed=key.seed,
+        **key._asdict(),
+        **{name: getattr(environment, name) for name in ("commit", "torch", "processor", "threads")},
         state=state,
         reason=reason,
         val_loss=None if stopped else _usable(last.val_loss),
@@ -165,10 +163,6 @@ def row_of_run(run: Run, key: Key, lines: list[MetricsRecord] | None = None) -> 
         # what comes after a divergence is on no common scale
         curve=[(line.step, _usable(line.val_loss)) for line in lines if line.evaluated and line.step <= until],
         run=run.path.name,
-        commit=environment.commit,
-        torch=environment.torch,
-        processor=environment.processor,
-        threads=environment.threads,
         step_seconds=None,
         unigram_entropy=run.config.data.unigram_entropy,
     )

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from spheret.connections import SCHEMES
-from spheret.lab.answers import GroupAnswer, answer_of_runs
+from spheret.lab.answers import REFERENCE, GroupAnswer, answer_of
+from spheret.lab.entries import entry_of_runs
 from spheret.lab.ngrams import read_ngrams, settings_of
 from spheret.lab.page.section import TableCell
 from spheret.lab.plan import Contestant, Group, PartRecord
@@ -198,12 +199,12 @@ def _group(runs: Sequence[Run], names: dict[Path, str], name: str) -> RunGroup:
             )
         seeds.append(result)
     _refuse_different_windows(results)
-    answer = answer_of_runs(
-        _plan_group(name, contestants),
-        {label: [run.row for run in _runs(rates) if run.row is not None] for label, rates in contestants.items()},
-        {label: sum(run.row is None for run in _runs(rates)) for label, rates in contestants.items()},
-        _ngrams(runs),
-    )
+    group, entries = _plan_group(name, contestants), []
+    for contestant in group.contestants:
+        rows = [run.row for run in _runs(contestants[contestant.label])]
+        ended = [row for row in rows if row is not None]
+        entries.append(entry_of_runs(contestant, ended, len(rows) - len(ended), group))
+    answer = answer_of(group, entries, REFERENCE, _ngrams(runs))
     order = [entry.label for entry in answer.entries]
     return RunGroup(answer, {label: contestants[label] for label in order}, differing, name)
 

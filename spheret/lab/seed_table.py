@@ -162,10 +162,7 @@ def pairs(table: SeedTable) -> list[Pair]:
     for any seed effect.
 
     If some contestants are noisier than others, comparisons of the noisy ones are too bold and comparisons of the
-    quiet ones too cautious. Simulations bound the damage for nine contestants with three and five seeds, some of them
-    three times as noisy as the rest. One or more false verdicts then have a probability of at most 0.13 instead of
-    0.05. The 95% interval covers the true difference in at least 92% of cases on average over the pairs, but in only
-    71% for the worst pair. A contestant that is noisier than chance explains is in `table.noisy`: its pairs pool
+    quiet ones too cautious. A contestant that is noisier than chance explains is in `table.noisy`: its pairs pool
     nothing, and need more seeds.
     """
     errors = {(a, b): _error(table, a, b) for a, b in combinations(table.contestants, 2)}

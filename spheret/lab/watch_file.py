@@ -83,14 +83,10 @@ class Watched:
         """Every measure of the parts, by part and by the watched steps that are shown. NaN: not measured."""
         record = SublayerObservation if self.header.sublayers else PlaceObservation
         keys = [each.name for each in fields(record) if each.type == "float | None"]
-        read = attrgetter(*keys)
-        table = np.full((len(self.shown), len(self.parts), len(keys)), np.nan)
-        for row, observation in zip(table, self.shown, strict=True):
-            seen = self._by_part(observation)
-            places = [place for place, part in enumerate(seen) if part is not None]
-            if places:
-                # None becomes NaN
-                row[places] = np.array([read(seen[place]) for place in places], dtype=float)
+        read, unseen = attrgetter(*keys), [None] * len(keys)
+        # None becomes NaN
+        rows = [[read(each) if each else unseen for each in self._by_part(seen)] for seen in self.shown]
+        table = np.array(rows, dtype=float).reshape(len(self.shown), len(self.parts), len(keys))
         table[np.abs(table) > MOST] = np.nan
         table[np.abs(table) < LEAST] = 0.0
         return {key: table[:, :, index].T for index, key in enumerate(keys)}

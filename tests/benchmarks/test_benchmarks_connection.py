@@ -23,7 +23,6 @@ def test_the_papers_code_computes_what_the_backends_do(retraction):
 @pytest.mark.parametrize(
     ("words", "rivals"),
     [
-        ("--branch float32", {"paper, eager"}),
         ("--branch bfloat16", {"paper, eager"}),
         ("--normed", {"F.rms_norm, then retract"}),
     ],
@@ -35,12 +34,6 @@ def test_command(tmp_path, capsys, words, rivals):
     assert {row["name"] for row in table} == {"native", "closed", "LayerNorm(h + f)", "h + f", *rivals}
     assert all(row["name"] in printed for row in table)
     assert all(row["both"]["ms"] > 0 for row in table)
-
-
-def test_curve(tmp_path):
-    bench.run(bench.main, [*QUICK, "--curve", "--json", str(tmp_path / "c.json")])
-    widths = [result["width"] for result in json.loads((tmp_path / "c.json").read_text())["results"]]
-    assert widths == [64, 128, 256, 512, 1024, 2048, 4096, 8192]
 
 
 def test_no_speed_for_a_wrong_result(monkeypatch, capsys):

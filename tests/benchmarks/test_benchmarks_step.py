@@ -49,7 +49,8 @@ def test_the_modern_backbone_against_llama_and_qwen3(tmp_path, capsys, monkeypat
     assert "transformers Llama" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["pre-ln", "p-spheretnorm:p=3", "rezero", "ngpt", bench.PAPERS_CODE])
+# test_benchmarks_measuring has the schemes
+@pytest.mark.parametrize("name", ["p-spheretnorm:p=3", bench.PAPERS_CODE])
 def test_models_with_shared_branches_are_the_models(name):
     shared = bench.build_model("pre-ln", "T", 16, None)
     model = bench.build_model(name, "T", 16, shared)

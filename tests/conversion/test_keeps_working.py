@@ -138,18 +138,11 @@ def functional(model, other):
 
 
 @pytest.mark.parametrize("way", [averaged, by_hand, functional])
-@pytest.mark.parametrize(("before", "after"), [(0.0, 1.0), (0.0, 0.4), (0.4, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.4), (1.0, 0.0)])
 def test_t_is_read_from_where_copies_have_it(llama, models, way, before, after):
     truth = logits(models[after], llama[1])
     assert torch.equal(logits(way(models[before], models[after]), llama[1]), truth)
     assert not torch.allclose(logits(models[before], llama[1]), truth, atol=1e-3)
-
-
-def test_an_average_between_the_ends_has_the_t_between(llama, models):
-    average = copy.deepcopy(models[0.0])
-    for x, y in zip(average.buffers(), models[1.0].buffers(), strict=True):
-        x.lerp_(y, 0.4)
-    torch.testing.assert_close(logits(average, llama[1]), logits(models[0.4], llama[1]))
 
 
 def test_an_ensemble_under_vmap(llama, models):
@@ -239,8 +232,7 @@ def test_distributed_data_parallel_finds_every_parameter(llama, models):
     assert all(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.parametrize("cast", [None, torch.bfloat16])
-@pytest.mark.parametrize("t", STAGES)
+@pytest.mark.parametrize(("t", "cast"), [(0.0, None), (0.4, torch.bfloat16), (1.0, None)])
 def test_fsdp2_with_gradient_checkpointing(llama, models, mesh, t, cast):
     model, inputs = copy.deepcopy(models[t]).train(), llama[1]
     truth = gradients(model, inputs)
@@ -339,7 +331,7 @@ def test_peft_saves_the_step_sizes_and_t(llama, models, t, tmp_path):
 
 
 # from each t: where a schedule of 4 steps is, step by step
-@pytest.mark.parametrize(("t", "seen"), [(0.0, [0, 0.25, 0.5, 0.75]), (0.5, [0.5, 0.75, 1, 1]), (1.0, [1, 1, 1, 1])])
+@pytest.mark.parametrize(("t", "seen"), [(0.0, [0, 0.25, 0.5, 0.75]), (0.5, [0.5, 0.75, 1, 1])])
 def test_a_schedule_goes_on_from_the_model_s_own_t(models, t, seen):
     model = copy.deepcopy(models[0.4])
     anneal(model, t)

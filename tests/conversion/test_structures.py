@@ -159,10 +159,7 @@ DRAWS = {
     "bernoulli": lambda: 1 - torch.bernoulli(torch.tensor(0.01)),
     "random.random": lambda: random.random(),
     "an imported random": lambda: uniform_random(),
-    "random.uniform": lambda: random.uniform(0, 1),
     "numpy.random.rand": lambda: np.random.rand(1),  # noqa: NPY002
-    "numpy.random.random": lambda: np.random.random(),  # noqa: NPY002
-    "numpy.random.uniform": lambda: np.random.uniform(0, 1),  # noqa: NPY002
 }
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments
 
 import spheret
 
@@ -61,11 +60,3 @@ def test_branches_may_take_more_arguments_and_be_functions():
     turned = spheret.Residual(torch.tanh, spheret.SpheretNorm(5, 1, channel_dim=1))(X)
     assert torch.allclose(turned.norm(dim=1), X.norm(dim=1), atol=1e-5)
     assert torch.equal(turned, spheret.Residual(torch.tanh, spheret.SpheretNorm(5, 1), channel_dim=1)(X))
-
-
-@pytest.mark.parametrize("name", ["proj-spheretnorm", "keel", "ngpt", "mhc"])
-def test_transformers_trainer_decays_the_matrices_alone(name, tmp_path):
-    stack = spheret.residual_stack([nn.Linear(8, 8, bias=False) for _ in range(2)], name)
-    arguments = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, report_to=[], use_cpu=True)
-    decaying = Trainer(stack, arguments).get_decay_parameter_names(stack)
-    assert decaying == [key for key, p in stack.named_parameters() if p.dim() >= 2]

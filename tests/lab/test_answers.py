@@ -13,7 +13,7 @@ from spheret.lab.outcome import print_outcome
 from spheret.lab.page.page import page as page_of
 from spheret.lab.race import race_plan
 from spheret.lab.report import sections_of, study_findings, write_report
-from spheret.lab.rows import Key, write_rows
+from spheret.lab.rows import Key
 from spheret.lab.stages import wanted
 from spheret.lab.words import answer_sentence, limits
 
@@ -53,10 +53,6 @@ def text_of(path):
 def plain(page):
     page = re.sub(r"<style>.*?</style>|<svg.*?</svg>", "", page, flags=re.DOTALL)
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", page)))
-
-
-def contents_of(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -183,12 +179,6 @@ class TestPage:
         # with figures: nothing, one run, one seed of some
         for count in (0, 1, 11):
             assert study_report(plan, {key: rows[key] for key in order[:count]}, tmp_path).is_file()
-
-    def test_the_same_rows_give_the_same_bytes(self, four, page, tmp_path):
-        plan, rows = four
-        write_rows(tmp_path / "rows.jsonl", rows.values())
-        again = study_report(plan, dict(reversed(rows.items())), tmp_path / "out")
-        assert contents_of(again.parent) == contents_of(page.parent)
 
     def test_a_map_for_what_gets_no_seeds(self, tmp_path):
         plan = plan_of(tmp_path, TWO + "seeds = 0\nextend = 0")

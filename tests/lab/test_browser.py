@@ -1,9 +1,12 @@
 """The page in a real browser: no error, no request, nothing wider than the window; every control does its work."""
 
+from io import BytesIO
+
 import headless
 import numpy as np
 import pytest
 from headless import CASES, SIZES
+from matplotlib.image import imread
 from report_helpers import cell, cells, write_run
 from watched_helpers import event, header, observations
 
@@ -50,14 +53,6 @@ def page(tmp_path_factory):
     return report([root], root / "report")[1]
 
 
-def pixels(png):
-    from io import BytesIO
-
-    from matplotlib.image import imread
-
-    return imread(BytesIO(png), format="png")[..., :3]
-
-
 def assert_alone(page, seen):
     """The page has no error and asked for nothing but itself."""
     errors, requests = seen
@@ -78,7 +73,7 @@ UNFOLD = "document.querySelectorAll('details').forEach(e => e.open = true)"
 def test_it_opens_without_errors_and_requests(browser, page, width, scheme):
     assert_alone(page, browser.open(page.as_uri(), width, scheme, SIZES[width]))
     assert browser.misfits() == browser.evaluate(WIDE) == []
-    image = pixels(browser.screenshot())
+    image = imread(BytesIO(browser.screenshot()), format="png")[..., :3]
     assert image.shape[1] == width
     assert image.shape[0] > 3000
     # the background is light or dark, and the page is not blank

@@ -1,6 +1,5 @@
 """docs/figures: the picture of the pipeline and the geometry is what its script draws."""
 
-import math
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -26,15 +25,3 @@ def test_it_is_what_the_script_draws(build):
     # no colour of the drawing is left that a dark page would not replace
     assert {light for light, _ in build.COLOURS} >= set(re.findall(r": (#[0-9a-f]{6})", text))
     assert "prefers-color-scheme:dark" in text
-
-
-def test_its_angles_are_those_of_the_formulas(build):
-    beta, angles = build.BETA, build.angles()
-    assert angles == pytest.approx(
-        {
-            "p-spheretnorm": 0.5 * math.atan(2 * beta),
-            "proj-spheretnorm": math.atan(beta),
-            "cay-spheretnorm": 2 * math.atan(beta / 2),
-            "geonorm": beta,
-        }
-    )

@@ -8,9 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.lab.page.page import inline_svg
 from spheret.lab.sections.charts import later_range
-from spheret.support.charts import Chart, Line, Panel, draw, figure
-from spheret.support.figure_style import PALETTE, THEMES, finish, own_style
-from spheret.support.line_styles import scheme_styles
+from spheret.support.charts import PALETTE, THEMES, Chart, Line, Panel, draw, figure, finish, own_style, scheme_styles
 
 # a constant with the rounding errors of float32
 FLAT = [8.0 * (1 + sign * 1e-7) for sign in (1, -2, 0, 2, -1, 1)]

@@ -50,13 +50,6 @@ def test_the_formula(vocab):
     assert ngram_losses(train, held_out, vocab, (3,)) == pytest.approx(expected[2:3], abs=1e-12)
 
 
-def test_a_text_that_repeats_is_known():
-    """The first token of a window has no context, so the second is predicted from one token."""
-    text = np.tile(np.arange(5), 2000)
-    bigram, trigram = ngram_losses(text[None, :9000], text[None, 9000:], 5, (2, 3))
-    assert 0 < trigram < bigram < 0.01
-
-
 def test_the_bytes_of_a_race(tmp_path):
     """300 updates of 1,024 bytes, 128 validation windows of 128: between the second and the third are our models."""
     laboratory = Laboratory(race_plan(tmp_path / "plan.toml", "pre-ln", "1", [1e-3], {}), tmp_path)

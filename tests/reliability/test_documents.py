@@ -36,11 +36,11 @@ from spheret.lab.rows import STUDY_ROWS, Row, write_rows
 from spheret.lab.watch_file import HEADERS, OBSERVATIONS
 from spheret.observe.inspect.command import INSPECTIONS, InspectRecord
 from spheret.observe.inspection import Inspection
-from spheret.observe.records import Observation, SublayerObservation
+from spheret.observe.records import SublayerObservation
 from spheret.runs.metrics import LINES
 from spheret.runs.records import MANIFESTS, RUN_SAMPLES, STATES, RunSample
 from spheret.runs.run import open_run, section_as_dict
-from spheret.support.documents import DamagedDocument, Document, Record
+from spheret.support.documents import DamagedDocument
 
 HASH = "ab" * 32
 
@@ -239,24 +239,3 @@ def test_every_file(name, cases, tmp_path):
             case.read(path)
         if what != "missing":
             one_sentence(caught.value, path)
-
-
-class Outer(Record):
-    """A record of msgspec with records of the core inside."""
-
-    inner: list[Observation]
-    format: str = "outer"
-    version: int = 1
-
-
-def test_a_dataclass_is_a_record_too(tmp_path):
-    """What is decoded is encoded to the same bytes, and unknown keys are refused at every depth."""
-    document, path = Document(Outer, "watch", "delete it"), tmp_path / "outer.json"
-    seen = Observation(3, [1.5, None], sublayers=[SublayerObservation(1, norm=2.0, sink_heads=[0.5, None])])
-    whole = document.write(path, Outer(inner=[seen]))
-    assert document.read(path) == Outer(inner=[seen])
-    assert document.encode(document.read(path)) == whole
-    for place in (b'"losses"', b'"norm"', b'"inner"'):
-        path.write_bytes(whole.replace(place, b'"unheard": 1,' + place))
-        with pytest.raises(DamagedDocument, match="unheard"):
-            document.read(path)

@@ -6,20 +6,20 @@ shown as text. The policy of the page allows the scripts below by their hashes, 
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
 from spheret.lab.page.section import Section
-from spheret.support.charts import Chart
-from spheret.support.figure_style import PALETTE, THEMES, Drawing
-from spheret.support.templates import environment, script_hashes
+from spheret.support.charts import PALETTE, THEMES, Chart, Drawing
 
 FOLDER = Path(__file__).parent
 TEMPLATE = "page.html.jinja"
@@ -68,9 +68,22 @@ def _code(text: str) -> Markup:
 
 @cache
 def _templates() -> Environment:
-    templates = environment(FOLDER)
+    """The templates of this folder. A name that a template asks for and does not get is an error."""
+    templates = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     templates.filters["code"] = _code
     return templates
+
+
+def _allowed(script: str) -> str:
+    """The hash by which the policy of a page allows a script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def is_page(content: bytes) -> bool:
@@ -149,7 +162,7 @@ def page(
         "colours": THEMES,
         "style": Markup("".join(map(_source, [*([CHART_STYLE] if alive else []), STYLE]))),
         "scripts": [Markup(_source(name)) for name in scripts],
-        "script_hashes": script_hashes([_source(name) for name in scripts]),
+        "script_hashes": Markup(" ".join(_allowed(_source(name)) for name in scripts)),
         "generator": Markup(GENERATOR),
         "refresh": refresh,
     }

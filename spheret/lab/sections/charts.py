@@ -17,9 +17,18 @@ from spheret.lab.endpoints import Ladder
 from spheret.lab.entries import Entry
 from spheret.lab.rows import sound
 from spheret.lab.seed_table import mean_interval
-from spheret.support.charts import Chart, Line, Panel, Style
-from spheret.support.figure_style import DASHES, LOSS_SHARE, PALETTE, plain_tick, spanned
-from spheret.support.line_styles import scheme_styles
+from spheret.support.charts import (
+    DASHES,
+    LOSS_SHARE,
+    PALETTE,
+    Chart,
+    Line,
+    Panel,
+    Style,
+    plain_tick,
+    scheme_styles,
+    spanned,
+)
 
 LOSS = "loss (nats per token)"
 # nobody can tell more contestants apart in one chart

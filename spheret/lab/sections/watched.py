@@ -13,8 +13,7 @@ from spheret.lab.sections.charts import later_range
 from spheret.lab.watch_file import Watched
 from spheret.lab.words import listed
 from spheret.observe.records import Event
-from spheret.support.charts import Chart, Line, Mark, Panel, Style
-from spheret.support.figure_style import DASHES, PALETTE
+from spheret.support.charts import DASHES, PALETTE, Chart, Line, Mark, Panel, Style
 
 # so many events are marked on a curve, and so many sublayers are shown over time
 MOST_MARKS, MOST_LINES = 30, 6
