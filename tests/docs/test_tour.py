@@ -1,5 +1,6 @@
 """The tour in docs/tour.ipynb: every cell runs in a real kernel, and what it holds is what comes out."""
 
+import ast
 import base64
 import json
 import re
@@ -53,6 +54,14 @@ def held():
 def fresh():
     # raises if a cell fails
     return script("docs/build_tour.py").executed()
+
+
+def test_what_it_imports_exists(held):
+    lines = "".join("".join(cell["source"]) + "\n" for cell in code_cells(held))
+    imports = [node for node in ast.walk(ast.parse(lines)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert imports
+    for node in imports:
+        exec(ast.unparse(node), {})
 
 
 @pytest.mark.slow
