@@ -37,8 +37,6 @@ TREND = 5
 RISES = 1.5
 # in a spike, a place stands out if its gradient rose this many times more than most gradients
 STANDS_OUT = 3.0
-# an update is skipped if its loss or gradient norm is this many standard deviations above the mean of the last ones
-LIMIT_WINDOW, LIMIT_LEAST, LIMIT_Z = 128, 32, 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,6 @@ class JudgeState:
         usual, sizes: the gradient norms of the items and the sizes of the branches when all was well.
         norms, highest_norm: the whole gradient norms at the last observations, and the highest so far.
         rate, highest_rate: the last learning rate and the highest so far, where the optimiser is known.
-        loss_limits, norm_limits: the losses and the gradient norms of the last steps, for a watch that skips updates.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -120,8 +117,6 @@ class JudgeState:
     highest_norm: float = 0.0
     rate: float | None = None
     highest_rate: float = 0.0
-    loss_limits: list[float] = field(default_factory=list)
-    norm_limits: list[float] = field(default_factory=list)
 
     @property
     def collapsed(self) -> bool:
@@ -292,15 +287,6 @@ class Judge:
         if step % plateau.LOOK == 0:
             loss = statistics.fmean(state.losses[-plateau.LOOK :])
             state.plateau = plateau.remembered([*state.plateau, (step, loss, cosine)]) if state.suspected else []
-
-    def beyond_limits(self, loss: float, grad_norm: float) -> bool:
-        """Take the loss and the gradient norm of a step, and say whether an update should be skipped for one."""
-        state, beyond = self.state, False
-        for values, value in ((state.loss_limits, loss), (state.norm_limits, grad_norm)):
-            beyond |= not math.isfinite(value) or is_outlier(values, value, LIMIT_LEAST, LIMIT_Z)
-            if math.isfinite(value):
-                values[:] = [*values[1 - LIMIT_WINDOW :], value]
-        return beyond
 
     def rates(self, step: int, rate: float | None) -> list[Event]:
         """Take the largest learning rate of an update that is about to be made, if the optimiser is known."""

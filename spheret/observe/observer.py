@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +22,14 @@ from spheret.observe.finding import find_sublayers
 from spheret.observe.hooks import StreamHooks
 from spheret.observe.judge import Item, Judge
 from spheret.observe.measures import fill_gradients, fill_stream, on_bound
-from spheret.observe.nonfinite import bad_in_batches, bad_weights, items_of
+from spheret.observe.nonfinite import (
+    bad_gradient,
+    bad_nowhere,
+    bad_outputs,
+    bad_weights,
+    is_finite,
+    items_of,
+)
 from spheret.observe.processes import Processes
 from spheret.observe.records import Event, Observation, SublayerObservation
 
@@ -108,15 +114,20 @@ class Observer:
         return observation
 
     def find_not_finite(self, step: int, batches: Iterable[tuple[Tensor, Tensor]]) -> NonFinite:
-        """Run the batches of an update again, and find the first value that is not finite."""
-
-        def run(x: Tensor, y: Tensor) -> Tensor:
-            with self.precision():
-                return self.model(x, y)
-
-        runs = (partial(run, x, y) for x, y in batches)
-        items, entry = self._items(), self.anatomy.entry
-        return NonFinite(bad_in_batches(step, self.model, runs, items, entry, self._processes))
+        """Run the batches of an update again, and find the first value that is not finite. Gradients are lost."""
+        items, first = self._items(), self._processes.first
+        event = first(bad_weights(step, items))
+        for x, y in batches:
+            if event is not None:
+                break
+            self.model.zero_grad(set_to_none=True)
+            with bad_outputs(step, self.model, items) as found, self.precision():
+                loss = self.model(x, y)
+            event = first(found[0] if found else None if is_finite(loss) else bad_nowhere(step, "loss"))
+            if event is None:
+                loss.backward()
+                event = first(bad_gradient(step, items, self.anatomy.entry))
+        return NonFinite(event or bad_nowhere(step, "gradient norm"))
 
     def check_weights(self, step: int) -> None:
         """Raise if a weight is NaN or infinite: such a model is never saved."""
