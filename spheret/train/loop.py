@@ -16,8 +16,7 @@ from torch import Tensor
 from spheret import kernels
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
-from spheret.observe.advice import against_collapse, radius_of, start_of
-from spheret.observe.observer import NonFinite, Observer
+from spheret.observe.observer import NonFinite, Observer, against_collapse, radius_of, start_of
 from spheret.observe.outputs import Tracker, finite_numbers, sublayer_scalars
 from spheret.observe.records import Start
 from spheret.observe.rules import start_warning

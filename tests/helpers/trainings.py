@@ -20,7 +20,7 @@ class Training:
     """A model, its loss at a step, how it learns, and what happens to it.
 
     each: called before every step. scale, schedule: what the loss and the learning rate are multiplied by.
-    order: what the loop does. learned: what the optimiser gets, if not all that has a gradient.
+    order: what the loop does. learned: what the optimiser gets, of the model, if not all that has a gradient.
     """
 
     model: nn.Module
@@ -37,7 +37,7 @@ class Training:
 
     def run(self, every=10, **watch_options):
         """Train until the first alarm or the end. Returns the watch."""
-        learned = self.learned or [p for p in self.model.parameters() if p.requires_grad]
+        learned = self.learned(self) if self.learned else [p for p in self.model.parameters() if p.requires_grad]
         optimizer = self.optimizer(learned, self.rate, **self.options)
         usual = [group["lr"] for group in optimizer.param_groups]
         watch = spheret.watch(self.model, every, quiet=True, **watch_options)
@@ -273,11 +273,7 @@ def classify(model, seed, step, images=False, smooth=0.0):
     return F.cross_entropy(model(x), y, label_smoothing=smooth)
 
 
-def sines(x):
-    return x.sin().sum(-1, keepdim=True)
-
-
-def regress(model, seed, step, noise=lambda seed, step: 0.0, target=sines):
+def regress(model, seed, step, noise=lambda seed, step: 0.0, target=lambda x: x.sin().sum(-1, keepdim=True)):
     x = torch.randn(32, 8, generator=dice(step, seed))
     return (model(x) - target(x) - noise(seed, step)).square().mean()
 
@@ -321,10 +317,6 @@ def warm(step):
     return min(1.0, step / 20) * 0.5 * (1 + math.cos(math.pi * step / 160))
 
 
-def restarts(step):
-    return 0.5 * (1 + math.cos(math.pi * (step % 50) / 50)) + 0.01
-
-
 plateau, images = partial(language, data=zipf), partial(classify, images=True)
 residuals = partial(residual_mlp, 8)
 SGD = {"optimizer": torch.optim.SGD, "rate": 0.1, "options": {"momentum": 0.9}}
@@ -344,7 +336,7 @@ NORMAL = {
     "an LSTM": (partial(Recurrent, nn.LSTM), language, {}),
     "a GRU that keeps its state": (partial(Recurrent, nn.GRU, True), language, {}),
     "SGD with momentum": (Decoder, language, SGD),
-    "warm restarts": (Decoder, language, {"schedule": restarts}),
+    "warm restarts": (Decoder, language, {"schedule": lambda k: 0.51 + 0.5 * math.cos(math.pi * (k % 50) / 50)}),
     "low-rank adapters": (adapted, language, {}),
     "a head on a frozen model": (head_of_a_frozen_model, language, {}),
     "an MLP": (partial(residuals, 4), classify, {}),
@@ -409,38 +401,21 @@ def jump(times):
     return scaled(AT, math.inf, times)
 
 
-def group(times, name="blocks.1.mlp"):
-    """The middle MLP learns at a rate of its own; at None it is left out."""
-    training = decoder()
-    own = list(training.model.get_submodule(name).parameters())
-    rest = [p for p in training.model.parameters() if all(p is not q for q in own)]
-    training.learned = [{"params": rest}]
-    if times is not None:
-        training.learned.append({"params": own, "lr": times * training.rate})
-    return training
+def group(times=None):
+    """The middle MLP learns at a rate of its own; without one it is left out."""
+
+    def learned(training):
+        own = list(training.model.blocks[1].mlp.parameters())
+        groups = [{"params": [p for p in training.model.parameters() if all(p is not q for q in own)]}]
+        return groups if times is None else [*groups, {"params": own, "lr": times * training.rate}]
+
+    return {"learned": learned}
 
 
-def of_a_copy():
-    training = decoder()
-    training.learned = list(copy.deepcopy(training.model).parameters())
-    return training
-
-
-def maximised():
-    training = decoder(rate=1e-2)
-    rising = training.loss
-    # the value of the loss, and its gradient with the wrong sign
-    training.loss = lambda step: 2 * rising(step).detach() - rising(step)
-    return training
-
-
-def collapsing():
-    make, data = partial(gpt, scheme="proj-spheretnorm", head="tied", layers=4), partial(zipf, spread=0.3)
-    return training(make, partial(language, data=data), rate=1e-2, options={"weight_decay": 0.0})
-
-
-def wrong_unit():
-    return training(partial(residuals, 1), partial(regress, noise=lambda seed, step: 1000.0 * (step == AT)))
+def maximised(model, seed, step):
+    """The value of the loss, and its gradient with the wrong sign."""
+    rising = language(model, seed, step)
+    return 2 * rising.detach() - rising
 
 
 def gain_of_zero(block):
@@ -454,55 +429,54 @@ def returns(change):
     return {"change": lambda block: block.mlp.register_forward_hook(lambda module, args, output: change(output))}
 
 
-def sharper(training, step):
-    training.model.blocks[1].attention.gain = 1.1**step
-
-
-def noise_once(step, seed):
-    return torch.randint(VOCAB, (8, TIME + 1)) if step == 100 else counting(step)
-
-
-def amplified(block):
-    for p in block.mlp.parameters():
-        p.register_hook(lambda grad: 100 * grad)
-
-
 MLP, ALL = "blocks.1.mlp", "the model"
 FAULTS = {
     "the learning rate times 10": ("rate", ALL, {"schedule": jump(10)}),
     "the learning rate times 33": ("rate", ALL, {"schedule": jump(33)}),
     "the learning rate times 100": ("rate", ALL, {"schedule": jump(100)}),
     "the loss times 1000": ("rate", ALL, {"scale": jump(1000.0)}),
-    "weights without an optimiser": ("no update", MLP, partial(group, None)),
+    "weights without an optimiser": ("no update", MLP, group()),
     "detached": ("no gradient", MLP, returns(torch.Tensor.detach)),
     "16 times as large at the start": ("growth", MLP, {"change": lambda block: block.mlp[2].weight.mul_(16)}),
     "a gain of zero": ("constant", MLP, {"change": gain_of_zero}),
     "dead ReLU": ("constant", MLP, {"change": lambda block: block.mlp[0].bias.fill_(-50)}),
     "gradients never zeroed": ("not zeroed", ALL, {"order": "backward watch update"}),
-    "attention logits that grow": ("attention", "blocks.1.attention", {"each": sharper}),
+    "attention logits that grow": ("attention", "blocks.1.attention", {
+        "each": lambda training, step: setattr(training.model.blocks[1].attention, "gain", 1.1**step)
+    }),
     "one expert gets all": ("expert", MLP, lambda: decoder(mlp=Experts(True))),
     "weight decay 30": ("decay", ALL, {"options": {"weight_decay": 30.0}}),
     "watched after zero_grad": ("no gradient", ALL, {"order": "backward update zero watch"}),
     "no backward": ("no gradient", ALL, {"order": "watch update zero"}),
-    "collapse": ("collapsed", "", collapsing),
-    "a batch of noise": ("spike", "the batch", {"data": noise_once}),
+    "collapse": ("collapsed", "", lambda: training(
+        partial(gpt, scheme="proj-spheretnorm", head="tied", layers=4),
+        partial(language, data=partial(zipf, spread=0.3)), rate=1e-2, options={"weight_decay": 0.0},
+    )),
+    "a batch of noise": ("spike", "the batch", {
+        "data": lambda step, seed: torch.randint(VOCAB, (8, TIME + 1)) if step == 100 else counting(step)
+    }),
     "a weight that is NaN": ("not finite", MLP, at(lambda block: block.mlp[0].weight[0].fill_(math.nan))),
-    "a group with 30 times the rate": ("exploding", MLP, partial(group, 30)),
+    "a group with 30 times the rate": ("exploding", MLP, group(30)),
     "a branch times zero": ("dead", MLP, returns(lambda output: 0 * output)),
-    "targets in a wrong unit": ("spike", "the batch", wrong_unit),
+    "targets in a wrong unit": ("spike", "the batch", lambda: training(
+        partial(residuals, 1), partial(regress, noise=lambda seed, step: 1000.0 * (step == AT)),
+    )),
     "a division by zero": (
         "not finite", "blocks.1.attention", at(lambda block: setattr(block.attention, "gain", math.inf)),
     ),
-    "the loss is maximised": ("diverged", "", maximised),
-    "the optimiser of a copy": ("no update", ALL, of_a_copy),
+    "the loss is maximised": ("diverged", "", lambda: training(Decoder, maximised, rate=1e-2)),
+    "the optimiser of a copy": (
+        "no update", ALL, {"learned": lambda training: list(copy.deepcopy(training.model).parameters())},
+    ),
     "dropout of everything": ("dead", MLP, {"change": lambda block: block.mlp.append(nn.Dropout(1.0))}),
     "a flipped bit": ("growth|spike", MLP, at(lambda block: block.mlp[2].weight[3, 4].fill_(2.0**20))),
     "weights made anew": (
         "growth|spike", "blocks.1.attention", at(lambda block: block.attention.o.weight.normal_(std=3)),
     ),
-    "gradients times 100 under SGD": (
-        "exploding", MLP, {"change": amplified, "optimizer": torch.optim.SGD, "rate": 0.03},
-    ),
+    "gradients times 100 under SGD": ("exploding", MLP, {
+        "change": lambda block: [p.register_hook(lambda grad: 100 * grad) for p in block.mlp.parameters()],
+        "optimizer": torch.optim.SGD, "rate": 0.03,
+    }),
     "an overflow": ("not finite", MLP, at(lambda block: block.mlp[0].bias.fill_(3e38))),
     "a rate far too high": ("rate", ALL, {"rate": 5.0}),
 }  # fmt: skip

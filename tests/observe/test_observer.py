@@ -10,9 +10,8 @@ from torch.nn.functional import cross_entropy
 from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.head import HEADS, own_logit
-from spheret.observe.advice import own_logit_and_loss, radius_of, start_of
 from spheret.observe.measures import common_share, mean_cosine
-from spheret.observe.observer import NonFinite, Observer
+from spheret.observe.observer import NonFinite, Observer, own_logit_and_loss, radius_of, start_of
 from spheret.observe.records import Start
 
 SIZES = {"layers": 3, "heads": 2, "width": 16, "block": 12, "vocab": 40}

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from spheret.conversion import position, steps
 from spheret.data import Data, open_named, refuse_output_among_text
 from spheret.model.gpt import GPT
-from spheret.observe.advice import own_logit_and_loss
 from spheret.observe.inspect.tables import bound_sentences, print_jacobians, print_sublayers, sentences
 from spheret.observe.inspection import Inspection, Tick, call, inspect
-from spheret.observe.jacobians import measure_jacobians
+from spheret.observe.jacobians import float64_twin, measure_jacobians
+from spheret.observe.observer import own_logit_and_loss
 from spheret.observe.records import Event, EventKind
-from spheret.observe.updates import float64_twin
 from spheret.runs.layout import INSPECT
 from spheret.runs.run import Run, is_run, open_run
 from spheret.support import files
