@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from spheret.connections import Connection, State
 from spheret.conversion.trace import Argument
 from spheret.model.branches import Attention
-from spheret.observe.finding import Anatomy, BranchEnd, Call, FoundSublayer, joining, write_of
+from spheret.observe.finding import Anatomy, BranchEnd, Call, FoundSublayer, joining
 from spheret.observe.measures import MOST_TOKENS, mixing_measures, sample, stream_measures
 from spheret.support.precision import wide
 from spheret.support.sharding import local
@@ -201,7 +201,10 @@ class StreamHooks:
             if found.join is not None:
                 self._joins[found.join] = seen
                 connection = modules[found.join.module]
-                seen.write, seen.alpha = write_of(connection), getattr(connection, "alpha", None)
+                seen.alpha = getattr(connection, "alpha", None)
+                # without it, a step of a converted model: its rows are last, whatever its channels are
+                if isinstance(connection, Connection) and connection.state_type is Tensor:
+                    seen.write = connection.write
                 if isinstance(connection, Connection) and seen.write is None:
                     for handle in (
                         connection.register_forward_pre_hook(partial(_without_branch, seen)),

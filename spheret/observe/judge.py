@@ -124,16 +124,6 @@ class JudgeState:
         return any(key.startswith("collapsed") for key in self.raised)
 
 
-def is_outlier(values: Sequence[float], value: float, least: int, z: float, smallest: float = 0.0) -> bool:
-    """Whether a value is `z` standard deviations above the mean of at least `least` values.
-
-    smallest: a standard deviation that is smaller is taken to be this.
-    """
-    if len(values) < least:
-        return False
-    return value > statistics.fmean(values) + z * max(statistics.pstdev(values), smallest)
-
-
 def is_spike(losses: Sequence[float], value: float, level: float = 0.0, clear: float = CLEAR) -> bool:
     """Whether a loss is worth an alarm: far above all of the last ones on a logarithmic scale.
 
@@ -215,7 +205,9 @@ class Judge:
         state, level = self.state, self._level()
         first = statistics.median(state.first_losses) if state.first_losses else 0.0
         spike = is_spike(state.losses, value, first, CLEAR / self.sensitivity)
-        state.spikes += is_outlier(state.losses, value, SPIKE_LEAST, SPIKE_Z, 1e-6)
+        if len(state.losses) >= SPIKE_LEAST:
+            far = SPIKE_Z * max(statistics.pstdev(state.losses), 1e-6)
+            state.spikes += value > statistics.fmean(state.losses) + far
         state.losses = [*state.losses[1 - LOSSES :], value]
         if len(state.first_losses) < FEW:
             state.first_losses.append(value)
@@ -354,10 +346,6 @@ class Judge:
                 detail = f"; the gradient rose everywhere alike, {alike:.3g} times at most places: look at the batch"
                 return Finding(None, {"detail": f"{detail} of this step", "alike": alike}, {"where": "the batch"})
         return Finding(words={"detail": ""})
-
-    def finite(self) -> None:
-        """The loss and the gradient of a step were finite."""
-        self.state.finite = True
 
     def not_finite(self, event: Event) -> list[Event]:
         """The event, unless the step before was not finite either."""

@@ -224,7 +224,3 @@ class Observation:
     def everywhere(self) -> list[SublayerObservation | PlaceObservation]:
         """The sublayers, then the other places."""
         return [*self.sublayers, *self.places]
-
-    @property
-    def loss(self) -> float | None:
-        return self.losses[-1] if self.losses else None

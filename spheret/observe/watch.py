@@ -193,13 +193,6 @@ class Watch:
         """The parameter groups of the optimisers that are known to update the model."""
         return [group for optimizer, own in self._optimizers.items() if own for group in optimizer.param_groups]
 
-    def _rate(self) -> float | None:
-        """The largest learning rate of the optimisers that are known."""
-        rates = [group["lr"] for group in self._groups() if "lr" in group]
-        # one on a GPU would be waited for
-        known = [float(x) for x in rates if not isinstance(x, Tensor) or x.device.type == "cpu"]
-        return max(known, default=None)
-
     # what follows is called by the model
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -282,7 +275,10 @@ class Watch:
         assert self.judge is not None
         judge = self.judge
         spikes: dict[int, float] = {}
-        rate = self._rate()
+        # the largest that is known: one on a GPU would be waited for
+        rates = [group["lr"] for group in self._groups() if "lr" in group]
+        known = [float(x) for x in rates if not isinstance(x, Tensor) or x.device.type == "cpu"]
+        rate = max(known, default=None)
         events = judge.rates(step, rate)
         bad_loss = False
         # the plateau is judged at certain steps, whatever `every` is, and suspected one before
@@ -301,7 +297,7 @@ class Watch:
         if bad_loss or bad_gradient:
             events += self._not_finite(step, bad_loss)
         else:
-            judge.finite()
+            judge.state.finite = True
         for number, each in spikes.items():
             # where several processes or a GPU are not waited for, a spike is known later than its gradient
             events += judge.spike(number, each, observation if number == step else None)
@@ -389,7 +385,11 @@ class Watch:
         assert self.anatomy is not None
         assert self.judge is not None
         if (self._own_pass or again) and self.anatomy.sublayers and self._inputs is not None:
-            self._pass_of_its_own()
+            # one forward pass without gradients, for a model whose own pass shows nothing
+            self._hooks = StreamHooks(self.anatomy, self._modules)
+            with self._again() as call, self._hooks.logits:
+                call()
+            self._hooks.remove()
         hooks, self._hooks = self._hooks, None
         observation = Observation(step, losses=self._since, zeroed=self._were_zeroed())
         self._since = []
@@ -424,14 +424,6 @@ class Watch:
             for device, dtype in cast:
                 stack.enter_context(torch.autocast(device, dtype))
             yield call
-
-    def _pass_of_its_own(self) -> None:
-        """One forward pass without gradients, for a model whose own pass shows nothing."""
-        assert self.anatomy is not None
-        self._hooks = StreamHooks(self.anatomy, self._modules)
-        with self._again() as call, self._hooks.logits:
-            call()
-        self._hooks.remove()
 
     def _finish(self) -> None:
         """After the optimiser's step: how large it was. The observation is then complete."""
