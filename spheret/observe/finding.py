@@ -289,32 +289,19 @@ def _parameters(modules: dict[str, nn.Module], inside: dict[str, list[int]]) -> 
     }
 
 
-def connections(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that join branches to a stream, by name. A part of another connection is not one of them."""
-    known = {id(step) for step in steps(model)}
-    found: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        is_one = isinstance(module, (Connection, SpheretNorm)) or id(module) in known
-        if is_one and not any(name.startswith(f"{other}.") for other in found):
-            found[name] = module
-    return found
-
-
-def write_of(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """(h, f) -> the next state of rows; None where that needs more: for a converted model, and for many streams."""
-    if isinstance(module, Connection) and module.state_type is Tensor:
-        return module.write
-    # its rows are last here, whatever its channels are
-    return None
-
-
 @contextmanager
 def joining(model: nn.Module, note: Joined) -> Iterator[None]:
     """Within the block, every connection calls `note` with its name, the stream, the branch's output, the next state.
 
     Rows are last in all of them.
     """
-    found = connections(model)
+    known = {id(step) for step in steps(model)}
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        is_one = isinstance(module, (Connection, SpheretNorm)) or id(module) in known
+        # a part of another connection is not one of them
+        if is_one and not any(name.startswith(f"{other}.") for other in found):
+            found[name] = module
     handles: list[Any] = []
     try:
         for name, module in found.items():

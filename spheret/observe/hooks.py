@@ -10,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from spheret.connections import Connection, State
 from spheret.conversion.trace import Argument
 from spheret.model.branches import Attention
-from spheret.observe.finding import Anatomy, BranchEnd, Call, FoundSublayer, joining, write_of
+from spheret.observe.finding import Anatomy, BranchEnd, Call, FoundSublayer, joining
 from spheret.observe.measures import MOST_TOKENS, mixing_measures, sample, stream_measures
 from spheret.support.precision import wide
 from spheret.support.sharding import local
@@ -76,39 +77,38 @@ def with_argument(args: Any, kwargs: Any, where: Argument, x: Any) -> tuple[Any,
     return (*args[:where], x, *args[where + 1 :]), kwargs
 
 
+@dataclass
 class SeenSublayer:
     """What one sublayer has shown so far in this step.
 
     Args:
         found: the sublayer.
+        take_logit: returns the largest logit of the attention since it was called last.
+        keeps: whether every row is looked at and kept, and not a sample.
         write: (h, f) -> the next state, of rows, if it is not h + f.
         alpha: the step size, if there is one.
-
-    Attributes:
-        keeps: whether every row is looked at and kept, and not a sample.
         states: the rows (tokens, width) of the state, the branch's output and the next state, if they are kept.
+        still: the next state without the branch, where that takes the whole state of many streams.
+        mix: the matrices of the tokens that mix many streams.
         measured: scalars by the fields of `SublayerObservation`.
         sinks: the mean attention of each head to the first token.
+        lengths: the length of every row before and behind.
     """
 
-    def __init__(
-        self, found: FoundSublayer, write: Callable[[Tensor, Tensor], Tensor] | None, alpha: Tensor | None
-    ) -> None:
-        self.found, self.write, self.alpha = found, write, alpha
-        self.keeps = False
-        self.take_logit: Callable[[], Tensor | None] = lambda: None
-        self.states: tuple[Tensor, Tensor, Tensor] | None = None
-        # the next state without the branch, where that takes the whole state of many streams
-        self.still: Tensor | None = None
-        # the matrices of the tokens that mix many streams
-        self.mix: Tensor | None = None
-        self.h: Tensor | None = None
-        self.f: Tensor | None = None
-        self.waiting = len(found.ends)
-        self.measured: dict[str, Tensor] = {}
-        self.sinks: Tensor | None = None
-        # the length of every row before and behind
-        self.lengths: tuple[Tensor, Tensor] | None = None
+    found: FoundSublayer
+    take_logit: Callable[[], Tensor | None]
+    keeps: bool
+    write: Callable[[Tensor, Tensor], Tensor] | None = None
+    alpha: Tensor | None = None
+    states: tuple[Tensor, Tensor, Tensor] | None = None
+    still: Tensor | None = None
+    mix: Tensor | None = None
+    h: Tensor | None = None
+    f: Tensor | None = None
+    parts: int = 0
+    measured: dict[str, Tensor] = field(default_factory=dict)
+    sinks: Tensor | None = None
+    lengths: tuple[Tensor, Tensor] | None = None
 
     def rows(self, x: Tensor) -> Tensor:
         most = x.numel() if self.keeps else MOST_TOKENS
@@ -122,10 +122,10 @@ class SeenSublayer:
         x = end.of(output)
         if not isinstance(x, Tensor) or self.h is None:
             return
-        self.waiting -= 1
+        self.parts += 1
         rows = end.scaled(wide(self.rows(x)))
         self.f = rows if self.f is None else self.f + rows
-        if self.waiting == 0 and self.found.behind is None:
+        if self.parts == len(self.found.ends) and self.found.behind is None:
             self._measure(wide(self.h) + self.f)
 
     def state(self, args: Any, output: Any) -> None:
@@ -189,19 +189,22 @@ class StreamHooks:
 
     def __init__(self, anatomy: Anatomy, modules: dict[str, nn.Module], keeps: bool = False) -> None:
         """keeps: whether every row is looked at and kept, and not a sample."""
-        self.sublayers = [_seen(found, modules) for found in anatomy.sublayers]
+        # to be entered around the forward pass
+        self.logits = AttentionLogits()
+        self.sublayers = [SeenSublayer(found, self.logits.take, keeps) for found in anatomy.sublayers]
         self._joins: dict[Call, SeenSublayer] = {}
         self._joined: Counter[str] = Counter()
         self._open = ExitStack()
-        # to be entered around the forward pass
-        self.logits = AttentionLogits()
         before: dict[Call, Before] = {}
         after: dict[Call, list[After]] = defaultdict(list)
         for found, seen in zip(anatomy.sublayers, self.sublayers, strict=True):
-            seen.keeps, seen.take_logit = keeps, self.logits.take
             if found.join is not None:
                 self._joins[found.join] = seen
                 connection = modules[found.join.module]
+                seen.alpha = getattr(connection, "alpha", None)
+                # without it, a step of a converted model: its rows are last, whatever its channels are
+                if isinstance(connection, Connection) and connection.state_type is Tensor:
+                    seen.write = connection.write
                 if isinstance(connection, Connection) and seen.write is None:
                     for handle in (
                         connection.register_forward_pre_hook(partial(_without_branch, seen)),
@@ -214,6 +217,7 @@ class StreamHooks:
                 for end in found.ends:
                     after[end.call].append(partial(seen.part, end))
                 if found.behind is not None:
+                    seen.write = _behind(modules[found.behind.module].forward, found.channel_dim)
                     after[found.behind].append(seen.state)
             for name in _attentions(found, modules):
                 after[Call(name, 0)].append(partial(_attention, seen, modules[name]))
@@ -268,15 +272,6 @@ def _mixing(seen: SeenSublayer, connection: Connection, args: Any, out: State) -
     every = mix.expand(*streams.shape[:-2], count, count).flatten(-2)
     seen.mix = seen.rows(every).unflatten(-1, (count, count))
     seen.measured |= mixing_measures(seen.mix, rows)
-
-
-def _seen(found: FoundSublayer, modules: dict[str, nn.Module]) -> SeenSublayer:
-    if found.join is not None:
-        connection = modules[found.join.module]
-        return SeenSublayer(found, write_of(connection), getattr(connection, "alpha", None))
-    if found.behind is not None:
-        return SeenSublayer(found, _behind(modules[found.behind.module].forward, found.channel_dim), None)
-    return SeenSublayer(found, None, None)
 
 
 def _behind(norm: Callable[[Tensor], Tensor], channel_dim: int) -> Callable[[Tensor, Tensor], Tensor]:

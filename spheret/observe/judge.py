@@ -37,8 +37,6 @@ TREND = 5
 RISES = 1.5
 # in a spike, a place stands out if its gradient rose this many times more than most gradients
 STANDS_OUT = 3.0
-# an update is skipped if its loss or gradient norm is this many standard deviations above the mean of the last ones
-LIMIT_WINDOW, LIMIT_LEAST, LIMIT_Z = 128, 32, 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,6 @@ class JudgeState:
         usual, sizes: the gradient norms of the items and the sizes of the branches when all was well.
         norms, highest_norm: the whole gradient norms at the last observations, and the highest so far.
         rate, highest_rate: the last learning rate and the highest so far, where the optimiser is known.
-        loss_limits, norm_limits: the losses and the gradient norms of the last steps, for a watch that skips updates.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -120,23 +117,11 @@ class JudgeState:
     highest_norm: float = 0.0
     rate: float | None = None
     highest_rate: float = 0.0
-    loss_limits: list[float] = field(default_factory=list)
-    norm_limits: list[float] = field(default_factory=list)
 
     @property
     def collapsed(self) -> bool:
         """Whether the alarm of a collapse was raised."""
         return any(key.startswith("collapsed") for key in self.raised)
-
-
-def is_outlier(values: Sequence[float], value: float, least: int, z: float, smallest: float = 0.0) -> bool:
-    """Whether a value is `z` standard deviations above the mean of at least `least` values.
-
-    smallest: a standard deviation that is smaller is taken to be this.
-    """
-    if len(values) < least:
-        return False
-    return value > statistics.fmean(values) + z * max(statistics.pstdev(values), smallest)
 
 
 def is_spike(losses: Sequence[float], value: float, level: float = 0.0, clear: float = CLEAR) -> bool:
@@ -220,7 +205,9 @@ class Judge:
         state, level = self.state, self._level()
         first = statistics.median(state.first_losses) if state.first_losses else 0.0
         spike = is_spike(state.losses, value, first, CLEAR / self.sensitivity)
-        state.spikes += is_outlier(state.losses, value, SPIKE_LEAST, SPIKE_Z, 1e-6)
+        if len(state.losses) >= SPIKE_LEAST:
+            far = SPIKE_Z * max(statistics.pstdev(state.losses), 1e-6)
+            state.spikes += value > statistics.fmean(state.losses) + far
         state.losses = [*state.losses[1 - LOSSES :], value]
         if len(state.first_losses) < FEW:
             state.first_losses.append(value)
@@ -293,15 +280,6 @@ class Judge:
             loss = statistics.fmean(state.losses[-plateau.LOOK :])
             state.plateau = plateau.remembered([*state.plateau, (step, loss, cosine)]) if state.suspected else []
 
-    def beyond_limits(self, loss: float, grad_norm: float) -> bool:
-        """Take the loss and the gradient norm of a step, and say whether an update should be skipped for one."""
-        state, beyond = self.state, False
-        for values, value in ((state.loss_limits, loss), (state.norm_limits, grad_norm)):
-            beyond |= not math.isfinite(value) or is_outlier(values, value, LIMIT_LEAST, LIMIT_Z)
-            if math.isfinite(value):
-                values[:] = [*values[1 - LIMIT_WINDOW :], value]
-        return beyond
-
     def rates(self, step: int, rate: float | None) -> list[Event]:
         """Take the largest learning rate of an update that is about to be made, if the optimiser is known."""
         if rate is None:
@@ -368,10 +346,6 @@ class Judge:
                 detail = f"; the gradient rose everywhere alike, {alike:.3g} times at most places: look at the batch"
                 return Finding(None, {"detail": f"{detail} of this step", "alike": alike}, {"where": "the batch"})
         return Finding(words={"detail": ""})
-
-    def finite(self) -> None:
-        """The loss and the gradient of a step were finite."""
-        self.state.finite = True
 
     def not_finite(self, event: Event) -> list[Event]:
         """The event, unless the step before was not finite either."""

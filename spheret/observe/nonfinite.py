@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from spheret.observe.finding import Anatomy
 from spheret.observe.judge import Item
 from spheret.observe.measures import expert_of
-from spheret.observe.processes import Processes
 from spheret.observe.records import Event, NotFinite
 from spheret.observe.rules import REMEDIES
 from spheret.support.sharding import local
@@ -126,31 +125,3 @@ def _holds(item: Item, module: str) -> bool:
     """Whether a module belongs to a place, by its name or by its weights."""
     named = any(f"{module}.".startswith(f"{name}.") for name in (item.name, *item.modules))
     return named or any(name.startswith(f"{module}.") for name in item.parameters)
-
-
-def bad_in_batches(
-    step: int,
-    model: nn.Module,
-    batches: Iterable[Callable[[], Tensor]],
-    items: Sequence[Item],
-    entry: Collection[str],
-    processes: Processes,
-) -> Event:
-    """The first such place while the batches of an update run again. The model's gradients are lost.
-
-    batches: of each a function that calls the model and returns the loss. All processes learn of a bad place in one.
-    """
-    event = processes.first(bad_weights(step, items))
-    if event is not None:
-        return event
-    for run in batches:
-        model.zero_grad(set_to_none=True)
-        with bad_outputs(step, model, items) as found:
-            loss = run()
-        event = processes.first(found[0] if found else None if is_finite(loss) else bad_nowhere(step, "loss"))
-        if event is None:
-            loss.backward()
-            event = processes.first(bad_gradient(step, items, entry))
-        if event is not None:
-            return event
-    return bad_nowhere(step, "gradient norm")

@@ -25,10 +25,6 @@ except ImportError:  # on Windows nothing is locked
 
 WATCH = "watch.jsonl"
 _BEGINNING = b'{"format":"spheret-watch"'
-# takes values by name, and the step
-Log = Callable[[Mapping[str, float], int], object]
-
-
 # packages that keep the curves of many runs
 TRACKERS = ("trackio", "wandb")
 
@@ -37,12 +33,20 @@ class Tracker:
     """A logger: it takes values at a step, and alarms if it has alerts, as trackio and Weights & Biases have.
 
     Args:
-        log: a function of values and step, a SummaryWriter of TensorBoard, or a run of Weights & Biases, of trackio
-            or of anything else with `log(values, step=step)`. The modules trackio and wandb stand for their last run.
+        log: a function of values and step, or a run of Weights & Biases, of trackio or of anything else with
+            `log(values, step=step)`. The modules trackio and wandb stand for their last run.
     """
 
     def __init__(self, log: Any) -> None:
-        self._run, self.log = log, logger(log)
+        self.log: Callable[[Mapping[str, float], int], object] = log
+        if callable(getattr(log, "log", None)):
+            self.log = lambda values, step: log.log(dict(values), step=step)
+        elif not callable(log):
+            given = type(log).__name__
+            raise TypeError(
+                f"log must be a function of (values, step) or have a method log(values, step=...), got {given}."
+            )
+        self._run = log
         name = log.__name__ if isinstance(log, ModuleType) else type(log).__module__
         self._package: Any = sys.modules.get(name.partition(".")[0])
 
@@ -82,29 +86,9 @@ def open_tracker(package: str, name: str, config: dict[str, Any]) -> Tracker:
         return Tracker(module.init(embed=False, **words))
 
 
-def logger(log: Any) -> Log:
-    """A function of values and step, from what `Tracker` takes."""
-    if hasattr(log, "add_scalar"):
-
-        def add(values: Mapping[str, float], step: int) -> None:
-            for name, value in values.items():
-                log.add_scalar(name, value, step)
-
-        return add
-    if callable(getattr(log, "log", None)):
-        return lambda values, step: log.log(dict(values), step=step)
-    if callable(log):
-        given: Log = log
-        return given
-    raise TypeError(
-        f"log must be a function of (values, step), a SummaryWriter, or have a method log(values, step=...), got "
-        f"{type(log).__name__}."
-    )
-
-
 def scalars(observation: Observation) -> dict[str, float]:
     """Every finite number of an observation, by names such as watch/norm/003."""
-    found: dict[str, float | None] = {"watch/grad_norm": observation.grad_norm, "watch/skipped": observation.skipped}
+    found = {"watch/grad_norm": observation.grad_norm}
     for place in observation.places:
         found[f"watch/grad_norm/{place.name}"] = place.grad_norm
         found[f"watch/update/{place.name}"] = place.update
@@ -163,7 +147,12 @@ class LineFile:
         self.first: dict[str, Any] | None = None
         line = self._file.readline()
         if line.endswith(b"\n") or not line.startswith(_BEGINNING[: len(line)]):
-            self.first = self._header(line)
+            with contextlib.suppress(ValueError):
+                self.first = json.loads(line)
+            if not isinstance(self.first, dict) or self.first.get("format") != "spheret-watch":
+                raise ValueError(
+                    f"{self.path} is not a file of spheret.watch, and stays as it is: give another `out`."
+                )
         self._file.seek(0)
         self._file.truncate(self._file.read().rfind(b"\n") + 1)
 
@@ -178,15 +167,6 @@ class LineFile:
         # some network drives have no locks
         except OSError:
             pass
-
-    def _header(self, line: bytes) -> dict[str, Any]:
-        try:
-            found = json.loads(line)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or found.get("format") != "spheret-watch":
-            raise ValueError(f"{self.path} is not a file of spheret.watch, and stays as it is: give another `out`.")
-        return found
 
     def begin(self, header: Header) -> None:
         """Write the header, or check that the file continues with the same model."""

@@ -202,7 +202,6 @@ class Observation:
         places: what was seen at the weights outside of the sublayers.
         on_bound: the names of learned scalars that have reached a bound.
         events: what was said since the last observation.
-        skipped: how many updates were skipped so far.
         own_logit: at the first step, the logit of the current token above the mean logit, if the head is tied.
         zeroed: whether the gradients of the step before were set to zero.
         rate: the largest learning rate of the optimisers that have been seen to update the model.
@@ -216,7 +215,6 @@ class Observation:
     places: list[PlaceObservation] = field(default_factory=list)
     on_bound: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    skipped: int = 0
     own_logit: float | None = None
     zeroed: bool = True
     rate: float | None = None
@@ -226,7 +224,3 @@ class Observation:
     def everywhere(self) -> list[SublayerObservation | PlaceObservation]:
         """The sublayers, then the other places."""
         return [*self.sublayers, *self.places]
-
-    @property
-    def loss(self) -> float | None:
-        return self.losses[-1] if self.losses else None

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # at the start Pre-LN has 1.0, a spherical stream 2.0 at width 32 and 3.1 at width 64
 HIGH_OWN_LOGIT = 1.5
+# what token frequencies that the stream has to carry are worth, in nats; of bytes of English it is 2.5
+HIGH_FREQUENCIES = 0.5
 # a stream of constant norm: by how much a sublayer may change it
 CONSTANT = 0.02
 # a sublayer stands out in a divergence if one of its measures changed by this factor
@@ -121,11 +123,36 @@ def _nearest(judge: Judge, values: Sequence[float | None]) -> Iterator[tuple[int
                 yield index, max(values[indices[i]] or 0.0 for i in near), values[index] or 0.0
 
 
+def start_warning(own_logit: float | None, frequencies: float = 0.0) -> str | None:
+    """Why a stream of constant norm may collapse, as it is known before the first update; None if it need not.
+
+    own_logit: the logit of the current token above the mean, if the head is the transposed embedding.
+    frequencies: what the token frequencies are worth, in nats, if the head does not know them.
+    """
+    reasons = []
+    if own_logit is not None and own_logit >= HIGH_OWN_LOGIT:
+        reasons.append(
+            "the model starts by predicting the current token, because its head is the transposed embedding: the "
+            f"token's own logit is {own_logit:.1f} above the mean"
+        )
+    if frequencies >= HIGH_FREQUENCIES:
+        reasons.append(
+            f"the stream has to carry the token frequencies, which are worth {frequencies:.2f} nats, because the "
+            "head has no bias that starts at them"
+        )
+    if not reasons:
+        return None
+    return (
+        f"{'; and '.join(reasons)}. Training then moves all tokens in one direction first, and a stream of constant "
+        "norm may stay collapsed there"
+    )
+
+
 def copying_head(judge: Judge, seen: Observation) -> Iterator[Finding]:
-    own, growth = seen.own_logit, [each.growth for each in seen.sublayers]
+    growth = [each.growth for each in seen.sublayers]
     constant = bool(growth) and all(each is not None and abs(each - 1) < CONSTANT for each in growth)
-    if own is not None and own >= HIGH_OWN_LOGIT and constant:
-        yield Finding(words={"own": own}, more={"where": "the head", "now": own})
+    if constant and (text := start_warning(seen.own_logit)) is not None:
+        yield Finding(words={"text": text}, more={"where": "the head", "now": seen.own_logit})
 
 
 def not_zeroed(judge: Judge, seen: Observation) -> Iterator[Finding]:
@@ -392,9 +419,7 @@ def collapse_remedy(tied: bool) -> str:
 
 RULES = (
     Rule(
-        "head", copying_head,
-        "the head is the transposed embedding, and the stream keeps its norm: the model starts by predicting the "
-        "current token, whose logit is {own:.2f} above the mean. Training may collapse",
+        "head", copying_head, "{text}",
         "give the head a bias that starts at the logarithms of the token frequencies (spheret.Head), and put "
         "spheret.Shift between the last norm and the head, or give the head a weight of its own",
         level="warning",
@@ -445,7 +470,7 @@ RULES = (
     Rule(
         "spike", gradient_jump,
         "the gradient norm jumped to {now:.3g}, where at most {usual:.3g} was seen lately{detail}",
-        "if it does not recover: go back to a checkpoint before it, skip these batches (policy=\"skip\"), clip the "
+        "if it does not recover: go back to a checkpoint before it, leave out these batches, clip the "
         "gradient, or lower beta2 of Adam",
         needs="gradients",
     ),
@@ -499,6 +524,6 @@ RULES = (
 
 REMEDIES: dict[EventKind, str] = {
     "not finite": "go back to the last checkpoint, look at the batch and at this place, and train on with a lower "
-    'learning rate, or with policy="skip"',
+    "learning rate or with clipped gradients",
     **{rule.kind: rule.remedy for rule in RULES[::-1]},
 }

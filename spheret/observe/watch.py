@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,33 +33,23 @@ from spheret.observe.calls import (
 from spheret.observe.finding import Anatomy, find_sublayers, without_stream
 from spheret.observe.hooks import StreamHooks
 from spheret.observe.judge import Judge, JudgeState
-from spheret.observe.measures import fill_gradients, fill_stream, fill_updates, norms, on_bound
+from spheret.observe.measures import fill_gradients, fill_stream, fill_updates, on_bound
 from spheret.observe.nonfinite import bad_gradient, bad_nowhere, bad_outputs, bad_weights, items_of
 from spheret.observe.outputs import LineFile, Tracker, say, scalars
 from spheret.observe.plateau import LOOK
 from spheret.observe.processes import Processes
 from spheret.observe.records import Event, EventKind, Header, Observation, PlaceObservation, SublayerObservation
 from spheret.observe.rules import collapse_remedy
-from spheret.support.errors import need, shortened, unknown
+from spheret.support.errors import need, shortened
 from spheret.support.ranges import check_above_zero, check_count
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
-Policy = Literal["alarm", "skip", "stop"]
-_POLICIES = ("alarm", "skip", "stop")
 # a long training keeps every second of its older observations
 _MOST_OBSERVATIONS = 2000
 # a page is not rewritten more often, in seconds
 _PAGE_EVERY = 10.0
-
-
-class Stopped(RuntimeError):
-    """A watch with policy="stop" has ended the training before an update. The weights are those before it."""
-
-    def __init__(self, event: Event) -> None:
-        super().__init__(f"stopped at step {event.step}: {event.sentence}. What helps: {event.remedy}.")
-        self.event = event
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -94,11 +84,8 @@ class Watch:
     Args:
         model: any torch module, also in DDP, with FSDP2, or compiled: then give the compiled one.
         every: the first step and every `every`-th one are watched.
-        policy: "alarm" speaks; "skip" also leaves out updates whose loss or gradient is not finite or far beyond the
-            last ones; "stop" raises `Stopped` at an alarm. The last two wait for the loss at every step.
         out: a directory for watch.jsonl, which `spheret report` shows.
-        log: the loop's own logger: a function of (values, step), a SummaryWriter, or what has log(values, step=...).
-            Runs of trackio and Weights & Biases also get alarms as alerts.
+        log: a run of trackio or Weights & Biases, which also gets alarms as alerts, or a function of (values, step).
         on_alarm: called with every `Event`.
         optimizer: if given, its step calls `watch.step`, and the loss is what the model returns.
         unigram_entropy: of the token frequencies, in nats; by default it is estimated from the tokens seen.
@@ -109,7 +96,6 @@ class Watch:
         events: all that was said so far; `alarms` without the warnings.
         observations: what was seen at the watched steps.
         steps: how many updates there were.
-        skipped: how many of them were skipped.
     """
 
     def __init__(
@@ -117,7 +103,6 @@ class Watch:
         model: nn.Module,
         every: int = 50,
         *,
-        policy: Policy = "alarm",
         out: str | Path | None = None,
         log: Any = None,
         on_alarm: Callable[[Event], object] | None = None,
@@ -128,19 +113,17 @@ class Watch:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"watch takes a torch module, got {type(model).__name__}.")
-        if policy not in _POLICIES:
-            raise unknown("policy", policy, _POLICIES)
         if unigram_entropy is not None and not unigram_entropy > 0:
             raise ValueError(f"unigram_entropy must be positive, in nats, got {unigram_entropy!r}.")
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}.")
         self._sensitivity = check_above_zero("sensitivity", sensitivity)
         self.every = check_count("every", every)
-        self.model, self.policy = unwrapped(model), policy
+        self.model = unwrapped(model)
         self._on_alarm, self._quiet = on_alarm, quiet
         self._tracker = None if log is None else Tracker(log)
         self._given_entropy = unigram_entropy
-        self.steps, self.skipped = 0, 0
+        self.steps = 0
         self.events: list[Event] = []
         self.observations: list[Observation] = []
         self.anatomy: Anatomy | None = None
@@ -187,7 +170,7 @@ class Watch:
             register_optimizer_step_pre_hook(partial(_meet, weakref.ref(self))),
         ]
         if optimizer is not None:
-            self._handles.append(optimizer.register_step_pre_hook(self._before_update))
+            self._handles.append(optimizer.register_step_pre_hook(lambda *_: self.step()))
             self._handles.append(optimizer.register_step_post_hook(lambda *_: self._finish()))
 
     @property
@@ -199,9 +182,6 @@ class Watch:
         """Whether a step is watched: the first, and every `every`-th."""
         return step == 1 or step % self.every == 0
 
-    def _before_update(self, *_: Any) -> None:
-        self.step()
-
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimiser makes a step: is it one of this model?"""
         if optimizer not in self._optimizers:
@@ -212,13 +192,6 @@ class Watch:
     def _groups(self) -> list[dict[str, Any]]:
         """The parameter groups of the optimisers that are known to update the model."""
         return [group for optimizer, own in self._optimizers.items() if own for group in optimizer.param_groups]
-
-    def _rate(self) -> float | None:
-        """The largest learning rate of the optimisers that are known."""
-        rates = [group["lr"] for group in self._groups() if "lr" in group]
-        # one on a GPU would be waited for
-        known = [float(x) for x in rates if not isinstance(x, Tensor) or x.device.type == "cpu"]
-        return max(known, default=None)
 
     # what follows is called by the model
 
@@ -285,15 +258,11 @@ class Watch:
 
     # and this by its loop
 
-    def step(self, loss: Tensor | float | None = None) -> bool:
+    def step(self, loss: Tensor | float | None = None) -> None:
         """Call it after the backward passes of an update and before the optimiser's step, best before clipping.
 
         Args:
             loss: the loss of the update; by default what the model has returned as its loss.
-
-        Returns:
-            Whether the update is to be made. With policy="skip" a bad one is not, and its gradients are set to None,
-            so that torch's optimisers leave the weights and their moments as they are.
         """
         self._finish()
         self.steps += 1
@@ -305,14 +274,15 @@ class Watch:
             self._start(self._failed or without_stream(self.model, note))
         assert self.judge is not None
         judge = self.judge
-        judged = self.policy != "alarm"
         spikes: dict[int, float] = {}
-        rate = self._rate()
+        # the largest that is known: one on a GPU would be waited for
+        rates = [group["lr"] for group in self._groups() if "lr" in group]
+        known = [float(x) for x in rates if not isinstance(x, Tensor) or x.device.type == "cpu"]
+        rate = max(known, default=None)
         events = judge.rates(step, rate)
         bad_loss = False
-        value = math.nan
         # the plateau is judged at certain steps, whatever `every` is, and suspected one before
-        wanted = due or judged or self._looks or (step + 1) % LOOK == 0
+        wanted = due or self._looks or (step + 1) % LOOK == 0
         for number, value in self._losses.known(wanted, self._processes):
             self._since.append(value if math.isfinite(value) else None)
             if not math.isfinite(value):
@@ -322,12 +292,12 @@ class Watch:
         looks = due or self._looks or bool(spikes) or bad_loss
         # of a spike, which branch rose
         observation = self._observe(step, bool(spikes) and self._hooks is None) if looks else None
-        total = observation.grad_norm if observation is not None else self._grad_norm() if judged else None
+        total = None if observation is None else observation.grad_norm
         bad_gradient = total is not None and not math.isfinite(total)
         if bad_loss or bad_gradient:
             events += self._not_finite(step, bad_loss)
         else:
-            judge.finite()
+            judge.state.finite = True
         for number, each in spikes.items():
             # where several processes or a GPU are not waited for, a spike is known later than its gradient
             events += judge.spike(number, each, observation if number == step else None)
@@ -342,35 +312,6 @@ class Watch:
             self._before = [p.detach().clone() for p in self._weights()]
         self._report(events)
         self._looks = self.due(step + 1) or judge.wants_a_look(step + 1)
-        makes = True
-        if judged:
-            beyond = judge.beyond_limits(value, math.nan if total is None else total)
-            makes = self._obey(step, beyond, value, total, events)
-        return makes
-
-    def _obey(self, step: int, beyond: bool, value: float, total: float | None, events: list[Event]) -> bool:
-        """Skip a bad update, or stop before it."""
-        worst = next((event for event in events if event.level == "alarm"), None)
-        if self.policy == "stop" and worst is not None:
-            self._finish()
-            raise Stopped(worst)
-        if self.policy != "skip" or not beyond:
-            return True
-        for parameter in self.model.parameters():
-            parameter.grad = None
-        self.skipped += 1
-        if self._pending is not None:
-            self._pending.skipped = self.skipped
-        self._report(
-            [
-                Event(
-                    "spike", step, "the update",
-                    f"the update was skipped: its loss is {value:.4g} and its gradient norm {total:.4g}",
-                    level="warning", now=total,
-                )
-            ]
-        )  # fmt: skip
-        return False
 
     def own_loss(self, parts: int = 1) -> Tensor:
         """The loss of the update as the model has returned it, for this process.
@@ -444,9 +385,13 @@ class Watch:
         assert self.anatomy is not None
         assert self.judge is not None
         if (self._own_pass or again) and self.anatomy.sublayers and self._inputs is not None:
-            self._pass_of_its_own()
+            # one forward pass without gradients, for a model whose own pass shows nothing
+            self._hooks = StreamHooks(self.anatomy, self._modules)
+            with self._again() as call, self._hooks.logits:
+                call()
+            self._hooks.remove()
         hooks, self._hooks = self._hooks, None
-        observation = Observation(step, losses=self._since, skipped=self.skipped, zeroed=self._were_zeroed())
+        observation = Observation(step, losses=self._since, zeroed=self._were_zeroed())
         self._since = []
         observation.seconds = time.perf_counter() - self._begun
         observation.on_bound = on_bound(self.model)
@@ -479,17 +424,6 @@ class Watch:
             for device, dtype in cast:
                 stack.enter_context(torch.autocast(device, dtype))
             yield call
-
-    def _pass_of_its_own(self) -> None:
-        """One forward pass without gradients, for a model whose own pass shows nothing."""
-        assert self.anatomy is not None
-        self._hooks = StreamHooks(self.anatomy, self._modules)
-        with self._again() as call, self._hooks.logits:
-            call()
-        self._hooks.remove()
-
-    def _grad_norm(self) -> float:
-        return math.hypot(*norms([p.grad for p in self.model.parameters() if p.grad is not None]), 0.0)
 
     def _finish(self) -> None:
         """After the optimiser's step: how large it was. The observation is then complete."""
@@ -562,7 +496,6 @@ class Watch:
         self._finish()
         return {
             "steps": self.steps,
-            "skipped": self.skipped,
             "looks": self._looks,
             "waiting": [(step, float(loss)) for step, loss in self._losses.waiting],
             "since": list(self._since),
@@ -572,7 +505,7 @@ class Watch:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `state_dict`."""
-        self.steps, self.skipped, self._looks = state["steps"], state["skipped"], state["looks"]
+        self.steps, self._looks = state["steps"], state["looks"]
         self._losses.waiting, self._since = list(state["waiting"]), list(state["since"])
         if self._tokens is not None:
             self._tokens.counts = state["tokens"]
@@ -584,7 +517,7 @@ class Watch:
     def __repr__(self) -> str:
         found = "not seen yet" if self.anatomy is None else f"{len(self.anatomy.sublayers)} sublayers"
         alarms = "1 alarm" if len(self.alarms) == 1 else f"{len(self.alarms)} alarms"
-        return f"Watch({type(self.model).__name__}, {found}, step {self.steps}, {alarms}, {self.skipped} skipped)"
+        return f"Watch({type(self.model).__name__}, {found}, step {self.steps}, {alarms})"
 
     def close(self) -> None:
         """Take all hooks out of the model, and complete the file and the page. The model is as it was."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from spheret import kernels
 from spheret.data import Data, Validation
 from spheret.model.gpt import GPT
-from spheret.observe.advice import against_collapse, radius_of, start_of, start_warning
-from spheret.observe.observer import NonFinite, Observer
+from spheret.observe.observer import NonFinite, Observer, against_collapse, radius_of, start_of
 from spheret.observe.outputs import Tracker, finite_numbers, sublayer_scalars
 from spheret.observe.records import Start
+from spheret.observe.rules import start_warning
 from spheret.optim import build_optimizer, clip_gradients, set_learning_rate
 from spheret.optim.parametrization import parametrize
 from spheret.runs import checkpoint
@@ -255,9 +255,11 @@ class Trainer:
         """What the untrained model predicts. Warns of what may go wrong with it."""
         with self.precision():
             start = start_of(self.model, *self._fixed_tokens(), self.unigram_entropy)
-        warning = start_warning(self.model, start, self.unigram_entropy, self._advice)
-        if warning and not self._quiet:
-            meter.say(f"WARNING: {warning}.")
+        own = start.own_logit if self.model.config.head == "tied" else None
+        known = start.expected if self.unigram_entropy is None else self.unigram_entropy
+        warning = start_warning(own, start.expected - known)
+        if warning and radius_of(self.model) is not None and not self._quiet:
+            meter.say(f"WARNING: {warning}. What helps, {self._advice}. docs/collapse.md explains it.")
         return start
 
     def _announce(self, meter: Meter, line: MetricsRecord) -> None:

@@ -40,10 +40,6 @@ def loss_of(output: Any) -> torch.Tensor:
     return sum(x.float().square().mean() for x in numbers(output) if x.requires_grad)
 
 
-def call(model: torch.nn.Module, given: Any) -> Any:
-    return model(**given) if isinstance(given, dict) else model(given)
-
-
 def train(model: torch.nn.Module, given: Any, watch: spheret.observe.Watch | None) -> list[torch.Tensor]:
     """The parameters and buffers after three steps in training mode, with the same random numbers each time."""
     torch.manual_seed(3)
@@ -53,7 +49,7 @@ def train(model: torch.nn.Module, given: Any, watch: spheret.observe.Watch | Non
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for _ in range(STEPS):
-        loss = loss_of(call(model, given))
+        loss = loss_of(model(**given) if isinstance(given, dict) else model(given))
         loss.backward()
         if watch is not None:
             watch.step(loss)

@@ -18,8 +18,7 @@ from spheret.cli import main
 from spheret.data import cached, prepare
 from spheret.hub.open import SavedModel
 from spheret.hub.transfer import export
-from spheret.observe.inspect.command import INSPECTIONS
-from spheret.observe.inspect.opening import first_tokens, with_first_tokens
+from spheret.observe.inspect.command import INSPECTIONS, first_tokens, with_first_tokens
 from spheret.observe.inspect.tables import COLUMNS, QUANTITIES, STACK_COLUMNS
 from spheret.runs.run import create_run, open_run
 

@@ -10,7 +10,6 @@ from trained_models import config, trained, windows
 
 import spheret
 from spheret import GPT, SCHEMES
-from spheret.connections import angle_between
 from spheret.model.probes import probe
 from spheret.observe import inspection
 from spheret.observe.inspection import anatomy_of, gradients, inspect, removals, removed, seen_whole
@@ -27,12 +26,6 @@ def test_effective_rank():
     assert inspection.effective_rank(torch.outer(torch.rand(9), torch.rand(4))) == pytest.approx(1, abs=1e-6)
     # two equal directions and nothing else
     assert inspection.effective_rank(torch.diag(torch.tensor([2.0, 2.0, 0.0]))) == pytest.approx(2)
-
-
-def test_angles():
-    a = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
-    b = torch.tensor([[0.0, 2.0], [-3.0, 0.0], [1.0, 1e-6]])
-    assert angle_between(a, b).tolist() == pytest.approx([math.pi / 2, math.pi, 1e-6], rel=1e-5)
 
 
 def test_consecutive_updates():

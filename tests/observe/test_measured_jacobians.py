@@ -13,10 +13,16 @@ from spheret import GPT, SCHEDULES, GPTConfig
 from spheret.cli import main
 from spheret.data import cached
 from spheret.model.probes import probe
-from spheret.observe.inspect.opening import validation_windows
+from spheret.observe.inspect.command import validation_windows
 from spheret.observe.inspect.tables import COLUMNS, STACK_COLUMNS, bound_sentences, stack_rows, sublayer_rows
-from spheret.observe.jacobians import measure_jacobians
-from spheret.observe.updates import differentiable, float64_twin, own_path, token_jacobians, updates
+from spheret.observe.jacobians import (
+    differentiable,
+    float64_twin,
+    measure_jacobians,
+    own_path,
+    token_jacobians,
+    updates,
+)
 from spheret.runs.run import create_run, open_run
 
 SIZE = {"layers": 2, "heads": 2, "width": 8, "block": 8, "vocab": 257}

@@ -10,9 +10,8 @@ from torch.nn.functional import cross_entropy
 from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.model.head import HEADS, own_logit
-from spheret.observe.advice import expected_start, own_logit_and_loss, radius_of
 from spheret.observe.measures import common_share, mean_cosine
-from spheret.observe.observer import NonFinite, Observer
+from spheret.observe.observer import NonFinite, Observer, own_logit_and_loss, radius_of, start_of
 from spheret.observe.records import Start
 
 SIZES = {"layers": 3, "heads": 2, "width": 16, "block": 12, "vocab": 40}
@@ -112,9 +111,8 @@ def test_the_start_is_read_without_the_bias(head, bias):
     assert loss == pytest.approx(float(cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())), rel=1e-6)
     plain = logits if model.head_bias is None else logits - model.head_bias.detach()
     assert own == pytest.approx(own_logit(plain, ids[:, :-1]), abs=1e-5)
-    expected = 3.0 if bias == "unigram" else math.log(40)
-    assert expected_start(model, 3.0) == expected
-    assert expected_start(model, None) == math.log(40)
+    for entropy, expected in ((3.0, 3.0 if bias == "unigram" else math.log(40)), (None, math.log(40))):
+        assert start_of(model, ids[:, :-1], ids[:, 1:], entropy) == Start(own, loss, expected)
 
 
 def test_only_spherical_streams_have_a_radius():

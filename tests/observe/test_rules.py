@@ -9,18 +9,18 @@ import torch
 import torch.nn.functional as F
 import trainings
 from torch import nn
-from trainings import FAULTS, NORMAL, Decoder, Mixing, counting, decoder, false_alarms, group, planted
+from trainings import FAULTS, NORMAL, Decoder, Mixing, counting, decoder, false_alarms, planted
 
 import spheret
 
-# one fault of each kind, and trainings that are quick; the others are slow tests
+# one fault of each kind, and a few trainings; the others are slow tests. A sphere's radius starts on its bound
 QUICK_FAULTS = (
-    "the learning rate times 33", "the loss times 1000", "weights without an optimiser", "detached", "a gain of zero",
+    "the learning rate times 33", "weights without an optimiser", "detached", "a gain of zero",
     "16 times as large at the start", "gradients never zeroed", "attention logits that grow", "one expert gets all",
-    "weight decay 30", "no backward", "collapse", "a batch of noise", "a weight that is NaN", "a branch times zero",
-    "a group with 30 times the rate", "the loss is maximised", "the optimiser of a copy",
+    "weight decay 30", "collapse", "a batch of noise", "a weight that is NaN", "a branch times zero",
+    "a group with 30 times the rate", "the loss is maximised",
 )  # fmt: skip
-QUICK = ("a decoder", "experts", "a head on a frozen model", "low-rank adapters")
+QUICK = ("a sphere", "experts", "low-rank adapters")
 
 
 def some(names, quick):
@@ -62,7 +62,7 @@ def test_sensitivity_decides():
 
 def test_a_gradient_that_the_loss_does_not_show_is_named():
     """At a watched step, one sublayer has a far larger gradient."""
-    training = group(1)
+    training = decoder()
     module = training.model.blocks[1].mlp
 
     def each(training, step):
@@ -73,11 +73,6 @@ def test_a_gradient_that_the_loss_does_not_show_is_named():
     training.each = each
     first = training.run(5).alarms[0]
     assert (first.kind, first.step, first.where, first.measured) == ("spike", 40, "blocks.1.mlp", "gradient")
-
-
-def test_a_scalar_on_its_bound_is_no_fault():
-    """The radius of a sphere starts on its bound, and an update that would cross it is taken back."""
-    assert false_alarms("a sphere", 1, (10,)) == []
 
 
 def test_a_mixer_is_seen():

@@ -24,18 +24,8 @@ PARALLEL = ("ddp", "fsdp")
 
 def gpt():
     torch.manual_seed(0)
-    return spheret.GPT(
-        spheret.GPTConfig(
-            layers=2,
-            heads=2,
-            width=16,
-            block=16,
-            vocab=VOCAB,
-            scheme="proj-spheretnorm",
-            head="untied",
-            head_bias="none",
-        )
-    )
+    sizes = {"layers": 2, "heads": 2, "width": 16, "block": 16, "vocab": VOCAB}
+    return spheret.GPT(spheret.GPTConfig(**sizes, scheme="proj-spheretnorm", head="untied", head_bias="none"))
 
 
 def llama():
@@ -101,7 +91,6 @@ def saw(watch):
     return {
         "observations": [{**asdict(each), "seconds": None} for each in watch.observations],
         "events": [asdict(event) for event in watch.events],
-        "skipped": watch.skipped,
     }
 
 
@@ -127,38 +116,24 @@ def every_number(rank, out):
                 torch.save(ends[0], path / "state.pt")
 
 
-def one_bad_loss_skips_everywhere(rank, out):
-    for parallel in PARALLEL:
+def a_bad_value_of_one_process_is_known_to_all(rank, out):
+    """A loss of one process is NaN, or a weight in the shard of one process."""
+    for parallel in ("ddp", "fsdp", "weight"):
         for name, make in MODELS.items():
             model = make()
-            wrapped, before, after = spread(model, parallel), [], []
+            wrapped = spread(model, "ddp" if parallel == "ddp" else "fsdp")
 
-            def spoil(step, loss, model=model, before=before, after=after):
-                if step in (3, 4):
-                    (before if step == 3 else after).append(state(model))
-                return loss * math.nan if step == 3 and rank == 1 else loss
+            def spoil(step, loss, model=model, weight=PLANTED[name][0], parallel=parallel):
+                if step != 2 or rank != 1:
+                    return loss
+                if parallel == "weight":
+                    # seen in the next forward pass
+                    with torch.no_grad():
+                        local(dict(model.named_parameters())[weight]).view(-1)[0] = math.nan
+                return loss if parallel == "weight" else loss * math.nan
 
-            watch = train(model, [rank], wrapped=wrapped, spoil=spoil, policy="skip")
-            assert watch.skipped == 1
-            # momentum still moves no weight, because its gradient is None
-            assert all(torch.equal(x, after[0][name]) for name, x in before[0].items())
-            write(out / f"skip-{parallel}-{name}-{rank}.json", saw(watch))
-
-
-def a_bad_weight_of_one_process_is_named(rank, out):
-    for name, make in MODELS.items():
-        model = make()
-        wrapped = spread(model, "fsdp")
-
-        def spoil(step, loss, model=model, weight=PLANTED[name][0]):
-            # seen in the next forward pass
-            if step == 2 and rank == 1:
-                with torch.no_grad():
-                    local(dict(model.named_parameters())[weight]).view(-1)[0] = math.nan
-            return loss
-
-        watch = train(model, [rank], wrapped=wrapped, spoil=spoil, policy="skip")
-        write(out / f"weight-{name}-{rank}.json", saw(watch))
+            watch = train(model, [rank], wrapped=wrapped, spoil=spoil)
+            write(out / f"bad-{parallel}-{name}-{rank}.json", saw(watch))
 
 
 class Rows(Dataset):
@@ -199,12 +174,7 @@ def write(path, values):
     path.write_text(json.dumps(values))
 
 
-JOBS = (
-    every_number,
-    one_bad_loss_skips_everywhere,
-    a_bad_weight_of_one_process_is_named,
-    the_trainer_logs_the_same_loss,
-)
+JOBS = (every_number, a_bad_value_of_one_process_is_known_to_all, the_trainer_logs_the_same_loss)
 
 
 if __name__ == "__main__":

@@ -201,11 +201,9 @@ def _provenance(watched: Watched) -> Section:
 
 
 def _remarks(watched: Watched) -> str:
-    """Skipped updates, scalars on a bound, and the logit of the current token at the start."""
+    """Scalars on a bound, and the logit of the current token at the start."""
     last, texts = watched.observations[-1], []
     own = [each.own_logit for each in watched.observations if each.own_logit is not None]
-    if last.skipped:
-        texts.append(f"{_count(last.skipped, 'update')} {'was' if last.skipped == 1 else 'were'} skipped.")
     if last.on_bound:
         texts.append(f"On their bounds: {listed(last.on_bound)}.")
     if own:

@@ -17,7 +17,6 @@ IDS = torch.zeros(1, 8, dtype=torch.long)
 ROWS = []
 CALLS = [
     (lambda: spheret.watch({}), TypeError, "module"),
-    (lambda: spheret.watch(nn.Linear(2, 2), policy="ignore"), ValueError, "policy"),
     (lambda: spheret.watch(nn.Linear(2, 2), every=0), ValueError, "every"),
     (lambda: spheret.watch(nn.Linear(2, 2), unigram_entropy=-1.0), ValueError, "unigram_entropy"),
     (lambda: spheret.watch(nn.Linear(2, 2), log=3), TypeError, "log"),
