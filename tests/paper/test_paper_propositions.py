@@ -101,14 +101,6 @@ class TestProposition5SpecialCases:
         # a tensor p keeps the general formula for every value
         return retract(self.h, self.f, 0.7, torch.tensor([p], dtype=torch.float64))
 
-    def test_p_1_is_proj(self):
-        torch.testing.assert_close(
-            self.update(1.0), retract(self.h, self.f, 0.7, "projection"), rtol=1e-13, atol=1e-13
-        )
-
-    def test_p_2_is_cay(self):
-        torch.testing.assert_close(self.update(2.0), retract(self.h, self.f, 0.7, "cayley"), rtol=1e-13, atol=1e-13)
-
     def test_p_to_infinity_is_geonorm(self):
         limit = retract(self.h, self.f, 0.7, "exponential")
         errors = [(self.update(p) - limit).abs().max() for p in (1e1, 1e2, 1e3)]

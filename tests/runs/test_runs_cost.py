@@ -75,10 +75,10 @@ class Live(TorchDispatchMode):
         return out
 
 
-# a backbone with recompute and bfloat16, a scheme without
+# two schemes, and two backbones with recompute and bfloat16
 STEPS = [
-    *((name, {}, False, "float32") for name in ("pre-ln", "keel", "ngpt", "attn-res")),
-    *((*backbone, True, "bf16") for backbone in BACKBONES),
+    *((name, {}, False, "float32") for name in ("keel", "ngpt")),
+    *((*backbone, True, "bf16") for backbone in BACKBONES[1:3]),
 ]
 
 
