@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -257,14 +257,10 @@ def unknown_task(name: str, known: Iterable[str]) -> ValueError:
     return ValueError(f"unknown task {name!r}. {hint}The paper's are {', '.join(TASKS)}.")
 
 
-def prefetch(
-    directory: Path, names: Iterable[str], sources: Mapping[str, tuple[str, str | None]] | None = None
-) -> dict[str, int]:
+def prefetch(directory: Path, names: Iterable[str]) -> dict[str, int]:
     """Fetch the rows of these tasks into a directory for `--data`. Returns the number of rows per task.
 
     A task whose rows are already there is not fetched again.
-
-    sources: data set and configuration per task, as `datasets.load_dataset` takes them, instead of the hub's.
     """
     datasets = need("datasets", "eval")
     check_output_directory("--prefetch", directory)
@@ -274,7 +270,7 @@ def prefetch(
             raise unknown("task to fetch", name, TASKS)
         task, file = TASKS[name], row_file(directory, name)
         if not os.path.lexists(file):
-            source, configuration = (sources or {}).get(name, task.dataset)
+            source, configuration = task.dataset
             try:
                 fetched = datasets.load_dataset(
                     source, configuration, split=task.split, cache_dir=str(cache_directory() / "datasets")

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from torch import Tensor
 
@@ -132,7 +131,7 @@ def verify(path: Path) -> Checkpoint:
                 size = os.fstat(file.fileno()).st_size
                 if size != expected.bytes:
                     raise Damaged(f"{name} has {size:,} bytes where {expected.bytes:,} were written")
-                if _sha256(file) != expected.sha256:
+                if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
                     raise Damaged(f"{name} does not match its SHA-256")
         state = STATES.read(path / STATE)
     except Damaged:
@@ -146,13 +145,6 @@ def verify(path: Path) -> Checkpoint:
     if path.name != f"step-{state.step}":
         raise Damaged(f"{STATE} is of step {state.step}")
     return Checkpoint(path, state.step, state)
-
-
-def _sha256(file: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 24):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _say(text: str) -> None:

@@ -44,41 +44,6 @@ class TestProposition3Cayley:
             torch.testing.assert_close(retract(h, v, 1.0, "cayley"), transform @ h, rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(transform.T @ transform, torch.eye(len(h), dtype=h.dtype), rtol=0, atol=1e-12)
 
-    @staticmethod
-    def conditions(h, v, confined):
-        """The linear equations for a matrix W: W is skew, W h = v and, if confined, its range lies in span(h, v)."""
-        d = len(h)
-        eye = torch.eye(d, dtype=h.dtype)
-        swap = torch.eye(d * d, dtype=h.dtype).view(d, d, d, d).transpose(0, 1).reshape(d * d, d * d)
-        plane = torch.linalg.qr(torch.stack([h, v], 1))[0]
-        outside = eye - plane @ plane.T
-        # row-major: vec(A W B) = (A kron B') vec(W)
-        equations = [torch.eye(d * d, dtype=h.dtype) + swap, torch.kron(eye, h[None])]
-        values = [torch.zeros(d * d, dtype=h.dtype), v]
-        if confined:
-            equations, values = [*equations, torch.kron(outside, eye)], [*values, torch.zeros_like(values[0])]
-        return torch.cat(equations), torch.cat(values)
-
-    @pytest.mark.parametrize("d", [2, 3, 6])
-    def test_its_generator_is_the_only_skew_matrix_with_this_range(self, d):
-        for h, v in zip(*tangent(d, 3), strict=True):
-            equations, values = self.conditions(h, v, confined=True)
-            # as many independent equations as entries of W: there is no other solution
-            assert torch.linalg.matrix_rank(equations) == d * d
-            solution = torch.linalg.lstsq(equations, values[:, None]).solution.view(d, d)
-            torch.testing.assert_close(solution, self.generator(h, v), rtol=1e-11, atol=1e-12)
-
-    def test_without_the_range_there_are_others_and_they_move_h_elsewhere(self):
-        for h, v in zip(*tangent(6, 3), strict=True):
-            equations, _ = self.conditions(h, v, confined=False)
-            # the skew matrices that vanish on h: those of R^5
-            assert torch.linalg.matrix_rank(equations) == 36 - 10
-            e = torch.linalg.qr(torch.stack([h, v, *rows(1, 6, seed=3)], 1))[0][:, 2]
-            other = self.generator(h, v) + torch.outer(e, v) - torch.outer(v, e)
-            torch.testing.assert_close(other @ h, v, rtol=1e-12, atol=1e-12)
-            moved = self.transform(other) @ h
-            assert (moved - retract(h, v, 1.0, "cayley")).norm() > 0.01 * h.norm()
-
     def test_its_image_is_the_sphere_without_the_antipode(self):
         h, v = tangent()
         r = h.norm(dim=-1, keepdim=True)
@@ -213,20 +178,6 @@ class TestProposition10DyadicBudget:
             least = 1.0 if math.isinf(p) else p * math.atan(epsilon / p) / epsilon
             budget, total = float((turned**2).sum()), float((lambdas**2).sum())
             assert (least * self.LOW) ** 2 * total <= budget <= self.HIGH**2 * total
-
-    @pytest.mark.parametrize("p", PS)
-    def test_the_orders(self, p):
-        """Deep in the stack the budget is constant for sqrt and as 1/m for harmonic, and p no longer matters."""
-        for m in (256, 1024):
-            sizes = torch.linspace(0.2, 1.1, m, dtype=torch.float64) * min(1.0, p)
-            angles = {name: angular(p).angle(sizes * self.factors(name, m)) for name in ("sqrt", "harmonic")}
-            budgets = {name: float(angle.square().sum()) for name, angle in angles.items()}
-            # integrals of (0.2 + 0.9 (x - 1))^2 over 1 <= x <= 2, with the weights 1/x and 1/x^2
-            constant, slope = -0.7, 0.9
-            logs = constant**2 * math.log(2) + 2 * constant * slope + slope**2 * 1.5
-            squares = constant**2 / 2 + 2 * constant * slope * math.log(2) + slope**2
-            assert budgets["sqrt"] == pytest.approx(logs * min(1.0, p) ** 2, rel=2e-2)
-            assert budgets["harmonic"] * m == pytest.approx(squares * min(1.0, p) ** 2, rel=2e-2)
 
 
 class TestAppendixANormsAsProjections:

@@ -214,18 +214,6 @@ class TestRunning:
             "stdlib, bytes": ["geonorm (exact_clamp=true)"],
         }
 
-    # tests/train trains on two processes in the quick suite
-    @pytest.mark.slow
-    def test_two_processes_train_the_same(self, out, tmp_path, capfd):
-        words = self.words(tmp_path / "two")
-        words[words.index("--nproc") + 1] = "2"
-        with planted(tmp_path / "corpus"):
-            assert main(words) == 0, capfd.readouterr().err[-2000:]
-        ours, theirs = (open_run(path / self.cell.name) for path in (tmp_path / "two", out))
-        assert ours.config.environment.processes == 2
-        losses = [[line.loss for line in run.metrics()] for run in (ours, theirs)]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-2)
-
     def test_a_run_that_diverged_is_shown_and_left(self, out, capsys):
         path = out / self.cell.name / "metrics.jsonl"
         lines = path.read_text().splitlines()[:19]

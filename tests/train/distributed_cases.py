@@ -134,34 +134,23 @@ def resume_from_one(data, out, world):
         assert trainer.fit() == 0
 
 
-def precision_of_the_stream(data, out, world):
-    """Under FSDP in bf16 the stream and the scalars stay float32, the branches compute in bf16."""
+def precision(data, out, world):
+    """Under FSDP in bf16 the stream and all scalars and gains stay float32, and branches compute in bf16."""
     from spheret.model.probes import probe
 
     world.parallel = "fsdp"
-    trainer = make(out / "precision", data, "proj-spheretnorm", world, precision="bf16")
-    seen = []
-    with probe(trainer.model, seen.append), torch.autocast("cpu", torch.bfloat16):
-        trainer.model.token_losses(*validation_batch(data))
-    assert {s.h.dtype for s in seen} == {torch.float32}
-    assert {s.f.dtype for s in seen} == {torch.bfloat16}
-    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
-
-
-def precision_inside_branches(data, out, world):
-    """Under FSDP in bf16 the gains inside a branch stay float32, and what they scale is bf16."""
-    world.parallel = "fsdp"
-    trainer = make(out / "inside", data, "ngpt", world, precision="bf16")
-    gains, linears, scaled = [], [], []
+    trainer = make(out / "precision", data, "ngpt", world, precision="bf16")
+    seen, gains, linears, scaled = [], [], [], []
     for block in trainer.model.blocks:
         for gain in (block.attention.qkv_norm, block.mlp.hidden_norm):
             gain.register_forward_hook(lambda gain, *_: gains.append(gain.weight.dtype))
         block.mlp.hidden.register_forward_hook(lambda linear, *_: linears.append(linear.weight.dtype))
         block.mlp.hidden_norm.register_forward_hook(lambda gain, _, y: scaled.append(y.dtype))
-    with torch.autocast("cpu", torch.bfloat16):
+    with probe(trainer.model, seen.append), torch.autocast("cpu", torch.bfloat16):
         trainer.model.token_losses(*validation_batch(data))
-    assert set(gains) == {torch.float32}
-    assert set(linears) == set(scaled) == {torch.bfloat16}
+    assert {s.h.dtype for s in seen} == set(gains) == {torch.float32}
+    assert {s.f.dtype for s in seen} == set(linears) == set(scaled) == {torch.bfloat16}
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
 
 def gradients_are_shared_once(data, out, world):
@@ -219,8 +208,7 @@ JOBS = (
     every_scheme,
     one_sided,
     resume_from_one,
-    precision_of_the_stream,
-    precision_inside_branches,
+    precision,
 )
 
 
