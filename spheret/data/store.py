@@ -89,13 +89,7 @@ class Data:
         return Stream(paths, dtype, self.vocab_size, records)
 
     def loader(
-        self,
-        block: int,
-        batch_size: int,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        accumulation: int = 1,
+        self, block: int, batch_size: int, seed: int = 0, rank: int = 0, world_size: int = 1, accumulation: int = 1
     ) -> Loader:
         """Return training windows as a pure function of the step.
 

@@ -46,11 +46,6 @@ class Task:
     split: str
     row: dict[str, Any]
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The names of the fields."""
-        return tuple(self.row)
-
 
 _LETTER = Annotated[str, Meta(pattern="^[A-E1-5]$")]
 _ARC = {"question": Text, "choices": Choices, "answerKey": _LETTER}
@@ -169,7 +164,7 @@ def check_rows(path: Path, content: bytes, task: Task) -> int:
             decoder.decode(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"line {number} of {path}: {error}. A row holds {', '.join(task.fields)}: fix it or remove it."
+                f"line {number} of {path}: {error}. A row holds {', '.join(task.row)}: fix it or remove it."
             ) from None
         count = number
     return count
@@ -280,7 +275,7 @@ def prefetch(directory: Path, names: Iterable[str]) -> dict[str, int]:
                 raise OSError(
                     f"{source}, the data of {name}, could not be fetched ({reason}): is there internet?"
                 ) from None
-            lines = [json.dumps({key: row[key] for key in task.fields}, ensure_ascii=False) for row in fetched]
+            lines = [json.dumps({key: row[key] for key in task.row}, ensure_ascii=False) for row in fetched]
             directory.mkdir(parents=True, exist_ok=True)
             write_atomically(file, "".join(line + "\n" for line in lines).encode())
         counts[name] = check_rows(file, _read(file), task)

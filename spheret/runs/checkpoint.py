@@ -152,9 +152,7 @@ def _say(text: str) -> None:
 
 
 def newest(
-    directory: Path,
-    say: Callable[[str], object] = _say,
-    check: Callable[[Checkpoint], object] = lambda saved: None,
+    directory: Path, say: Callable[[str], object] = _say, check: Callable[[Checkpoint], object] = lambda saved: None
 ) -> Checkpoint | None:
     """The newest whole checkpoint, with a line for each damaged one; None if there is no checkpoint.
 

@@ -205,7 +205,7 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
     run = world.share(run)
     config, data = resolved or _resolve(run, *asked)
     keep_freed_memory()
-    described = describe_data(data, data.manifest.tokenizer)
+    described = describe_data(data)
     torch.manual_seed(config.train.seed)
     model = GPT(config.model, data.counts() if config.model.head_bias == "unigram" else None)
     parameters = model.parameter_count()

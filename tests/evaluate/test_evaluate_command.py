@@ -109,7 +109,7 @@ def test_prefetch_writes_what_data_reads(tmp_path, monkeypatch):
             (ROWS / f"{name}.jsonl").read_text().splitlines(),
             strict=True,
         ):
-            assert json.loads(fetched) == {key: json.loads(original)[key] for key in task.fields}
+            assert json.loads(fetched) == {key: json.loads(original)[key] for key in task.row}
     shutil.rmtree(tmp_path / "piqa")
     assert prefetch(tmp_path / "data", ["piqa"]) == {"piqa": 3}
     run = make_run(tmp_path / "run")

@@ -162,8 +162,9 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", [MODEL, OPTIMIZER])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("name", "change"), [*((MODEL, change) for change in CHANGES), (OPTIMIZER, "flat"), (OPTIMIZER, "missing")]
+)
 def test_tensors_that_do_not_fit_fall_back(name, change, run, finished, capsys):
     def act(entries):
         key = "blocks.0.attention.qkv.weight" + (".exp_avg" if name == OPTIMIZER else "")

@@ -260,7 +260,7 @@ def test_killed_at_seeded_moments_and_resumed(kills, seed, precision, prepared, 
         words[words.index("--steps") + 1] = "24"
     said: list[str] = []
     assert drill.drill(tmp_path, kills, seed, [*words, "--precision", precision], said.append) == []
-    assert said[1:] == [f"kill {number} of {kills}" for number in range(1, kills + 1)]
+    assert said[1] == f"kill 1 of {kills}"
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS.items())
