@@ -210,14 +210,6 @@ class Hub:
             signature="" if local is None else signature(local, Path(os.path.commonpath([p.parent for p in local]))),
         )
 
-    def unreachable(self) -> str:
-        """Return the message for a hub that does not answer: what to download, and how to use the copy."""
-        return (
-            f"cannot reach {self.path} on the Hugging Face hub: download it where there is a network "
-            f"(hf download {self.path} --repo-type dataset --revision {self.revision} --include '{self.pattern}' "
-            f"--local-dir DIR) and give the copy with --files 'DIR/{self.pattern}'."
-        )
-
 
 class HubReader:
     """The documents of a hub dataset, streamed by `datasets`."""
@@ -244,7 +236,11 @@ class HubReader:
             self._stream = datasets.load_dataset(**source, split="train", streaming=True, cache_dir=str(cache))
         except Exception as error:
             if files is None:
-                raise ConnectionError(dataset.unreachable()) from error
+                raise ConnectionError(
+                    f"cannot reach {dataset.path} on the Hugging Face hub: download it where there is a network "
+                    f"(hf download {dataset.path} --repo-type dataset --revision {dataset.revision} --include "
+                    f"'{dataset.pattern}' --local-dir DIR) and give the copy with --files 'DIR/{dataset.pattern}'."
+                ) from error
             raise ValueError(
                 f"{len(files)} local files of {dataset.name} cannot be read as parquet ({error})."
             ) from error

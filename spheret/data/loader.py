@@ -163,26 +163,10 @@ class Loader:
     `batch_size` counts the windows per process and micro-batch. An update takes n = `windows_per_update` windows,
     which is batch_size * world_size * accumulation: step s takes windows s * n to (s + 1) * n of the order. These
     windows do not depend on how ranks and micro-batches share them. `Data.loader` makes one.
-
-    Args:
-        stream: the ids of a split.
-        block: the tokens of a window.
-        batch_size: the windows per process and micro-batch.
-        seed: of the order of the windows.
-        rank: the number of this process, from 0.
-        world_size: how many processes there are.
-        accumulation: the micro-batches of an update.
     """
 
     def __init__(
-        self,
-        stream: Stream,
-        block: int,
-        batch_size: int,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        accumulation: int = 1,
+        self, stream: Stream, block: int, batch_size: int, seed: int, rank: int, world_size: int, accumulation: int
     ) -> None:
         if batch_size < 1 or world_size < 1 or accumulation < 1:
             raise ValueError(

@@ -59,12 +59,8 @@ def _texts(corpus: Corpus, split: Split) -> Iterator[str]:
                 yield part.decode()
 
 
-def _documents_digest(corpus: Corpus) -> str:
-    """Return the sum of the documents' SHA-256 modulo 2^256, as the manifest holds it."""
-    return _hex(sum(int.from_bytes(hashlib.sha256(text).digest(), "big") for text in _documents(corpus)))
-
-
 def _hex(total: int) -> str:
+    """Return the sum of the documents' SHA-256 modulo 2^256, as the manifest holds it."""
     return f"{total % (1 << 256):064x}"
 
 
@@ -222,8 +218,9 @@ class _Job:
         ]
         # equal names and revisions do not mean equal files
         if not differences and self.corpus.signature:
-            digest = manifest.corpus.documents_sha256
-            differences = ["text that has changed since"] if _documents_digest(self.corpus) != digest else []
+            total = sum(int.from_bytes(hashlib.sha256(text).digest(), "big") for text in _documents(self.corpus))
+            changed = _hex(total) != manifest.corpus.documents_sha256
+            differences = ["text that has changed since"] if changed else []
         if not differences and settings.tokenizer_sha256 not in (None, manifest.tokenizer.sha256):
             differences = ["a different tokenizer"]
         if differences:

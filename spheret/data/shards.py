@@ -12,15 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from spheret.data.manifest import (
-    MANIFESTS,
-    MIB,
-    Manifest,
-    ShardRecord,
-    check_ids,
-    dtype_name,
-    shard_name,
-)
+from spheret.data.manifest import MANIFESTS, MIB, Manifest, ShardRecord, check_ids, dtype_name, shard_name
 from spheret.data.manifest import SPLITS as SPLITS
 from spheret.data.manifest import TOKENIZER as TOKENIZER
 from spheret.support import files

@@ -30,7 +30,8 @@ class Split:
         """
         if not self.by_position:
             digest = hashlib.sha256(document).digest() if digest is None else digest
-            yield "val" if validates(digest, self.val_fraction) else "train", document
+            validates = int.from_bytes(digest[:8], "big") < int(self.val_fraction * 2**64)
+            yield "val" if validates else "train", document
             return
         cut = position(document, self.val_fraction)
         if cut:
@@ -50,11 +51,6 @@ def choose(documents: Iterable[bytes], val_fraction: float) -> Split:
         if len(found) == 2 and count * val_fraction >= FEWEST_DOCUMENTS:
             return whole
     return Split(val_fraction, by_position=True)
-
-
-def validates(digest: bytes, val_fraction: float) -> bool:
-    """Return whether a document with this SHA-256 is in the validation split, wherever it stands in the corpus."""
-    return int.from_bytes(digest[:8], "big") < int(val_fraction * 2**64)
 
 
 def position(document: bytes, val_fraction: float) -> int:

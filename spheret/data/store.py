@@ -89,14 +89,7 @@ class Data:
         return Stream(paths, dtype, self.vocab_size, records)
 
     def loader(
-        self,
-        block: int,
-        batch_size: int,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        accumulation: int = 1,
-        split: str = "train",
+        self, block: int, batch_size: int, seed: int = 0, rank: int = 0, world_size: int = 1, accumulation: int = 1
     ) -> Loader:
         """Return training windows as a pure function of the step.
 
@@ -107,12 +100,11 @@ class Data:
             rank: the number of this process, from 0.
             world_size: how many processes there are.
             accumulation: the micro-batches of an update.
-            split: "train" or "val".
         """
         from spheret.data.loader import Loader
 
-        self._check_window(split, block)
-        return Loader(self.stream(split), block, batch_size, seed, rank, world_size, accumulation)
+        self._check_window("train", block)
+        return Loader(self.stream(), block, batch_size, seed, rank, world_size, accumulation)
 
     def validation(self, block: int, batch_size: int, windows: int | None = None) -> Validation:
         """Return fixed windows of the validation split.

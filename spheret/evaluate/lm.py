@@ -24,11 +24,6 @@ _lm_eval_utils = need("lm_eval.utils", "eval")
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
 
 
-def parse_batch_size(value: int | str) -> int | None:
-    """The requests per batch, or None for "auto"."""
-    return None if str(value) == "auto" else whole_number('--batch-size, if it is not "auto",', str(value))
-
-
 def _tasks(requests: Sequence[Any]) -> list[str | None]:
     """The task of each request, or None if lm_eval does not name it."""
     return [getattr(request, "task_name", None) for request in requests]
@@ -59,7 +54,9 @@ class SpheretLM(TemplateLM):
             )
         self._device = resolve_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.gpt, self.text = model.to(self._device, PRECISIONS[precision]).eval(), tokenizer
-        self.batch_size = parse_batch_size(batch_size)
+        # None fills the batches
+        auto, name = str(batch_size) == "auto", '--batch-size, if it is not "auto",'
+        self.batch_size = None if auto else whole_number(name, str(batch_size))
         # requests per task, and how many of them were cut on the left
         self.requested: Counter[str | None] = Counter()
         self.truncated: Counter[str | None] = Counter()
@@ -99,17 +96,10 @@ class SpheretLM(TemplateLM):
         for task, (_key, context, continuation) in zip(self.owners, requests, strict=True):
             item, cut = request(context, continuation, self.max_length)
             to_score.append(item)
-            self._count(task, cut)
+            self.requested[task] += 1
+            self.truncated[task] += cut
         with self._progress("loglikelihood", len(to_score)) as tick:
-            scores = score(self.gpt, to_score, self.batch_size, tick)
-        for (key, *_rest), pair in zip(requests, scores, strict=True):
-            if key is not None:
-                self.cache_hook.add_partial("loglikelihood", key, pair)
-        return scores
-
-    def _count(self, task: str | None, cut: bool) -> None:
-        self.requested[task] += 1
-        self.truncated[task] += cut
+            return score(self.gpt, to_score, self.batch_size, tick)
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of whole documents, each token scored once.
@@ -130,8 +120,6 @@ class SpheretLM(TemplateLM):
         totals = [0.0] * len(requests)
         for index, (value, _) in zip(owners, scores, strict=True):
             totals[index] += value
-        for instance, total in zip(requests, totals, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", instance.args, total)
         return totals
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -45,11 +45,6 @@ class Task:
     dataset: tuple[str, str | None]
     split: str
     row: dict[str, Any]
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The names of the fields."""
-        return tuple(self.row)
 
 
 _LETTER = Annotated[str, Meta(pattern="^[A-E1-5]$")]
@@ -169,7 +164,7 @@ def check_rows(path: Path, content: bytes, task: Task) -> int:
             decoder.decode(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"line {number} of {path}: {error}. A row holds {', '.join(task.fields)}: fix it or remove it."
+                f"line {number} of {path}: {error}. A row holds {', '.join(task.row)}: fix it or remove it."
             ) from None
         count = number
     return count
@@ -257,14 +252,10 @@ def unknown_task(name: str, known: Iterable[str]) -> ValueError:
     return ValueError(f"unknown task {name!r}. {hint}The paper's are {', '.join(TASKS)}.")
 
 
-def prefetch(
-    directory: Path, names: Iterable[str], sources: Mapping[str, tuple[str, str | None]] | None = None
-) -> dict[str, int]:
+def prefetch(directory: Path, names: Iterable[str]) -> dict[str, int]:
     """Fetch the rows of these tasks into a directory for `--data`. Returns the number of rows per task.
 
     A task whose rows are already there is not fetched again.
-
-    sources: data set and configuration per task, as `datasets.load_dataset` takes them, instead of the hub's.
     """
     datasets = need("datasets", "eval")
     check_output_directory("--prefetch", directory)
@@ -274,7 +265,7 @@ def prefetch(
             raise unknown("task to fetch", name, TASKS)
         task, file = TASKS[name], row_file(directory, name)
         if not os.path.lexists(file):
-            source, configuration = (sources or {}).get(name, task.dataset)
+            source, configuration = task.dataset
             try:
                 fetched = datasets.load_dataset(
                     source, configuration, split=task.split, cache_dir=str(cache_directory() / "datasets")
@@ -284,7 +275,7 @@ def prefetch(
                 raise OSError(
                     f"{source}, the data of {name}, could not be fetched ({reason}): is there internet?"
                 ) from None
-            lines = [json.dumps({key: row[key] for key in task.fields}, ensure_ascii=False) for row in fetched]
+            lines = [json.dumps({key: row[key] for key in task.row}, ensure_ascii=False) for row in fetched]
             directory.mkdir(parents=True, exist_ok=True)
             write_atomically(file, "".join(line + "\n" for line in lines).encode())
         counts[name] = check_rows(file, _read(file), task)

@@ -13,13 +13,7 @@ from typing import Any
 
 from spheret.support.errors import need
 
-__all__ = [
-    "SpheretConfig",
-    "SpheretForCausalLM",
-    "from_gpt2",
-    "load",
-    "to_gpt2",
-]
+__all__ = ["SpheretConfig", "SpheretForCausalLM", "from_gpt2", "load", "to_gpt2"]
 
 if find_spec("transformers") is None:
 

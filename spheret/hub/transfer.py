@@ -97,11 +97,7 @@ def _tokenizer(saved: SavedModel, model: GPT) -> Tokenizer:
 
 
 def export_command(
-    run: str,
-    /,
-    out: Path,
-    kind: Annotated[str, tyro.conf.arg(name="as")] = "spheret",
-    step: int | None = None,
+    run: str, /, out: Path, kind: Annotated[str, tyro.conf.arg(name="as")] = "spheret", step: int | None = None
 ) -> int:
     """Write a run's model and tokenizer as safetensors and JSON that transformers loads.
 

@@ -94,9 +94,7 @@ ASSUMPTIONS = (
         other="No (`entry_norm=False`).",
     ),
     Assumption(
-        "What is the largest angle of a GeoNorm update?",
-        "pi/4. `max_angle` sets a different one.",
-        ("geonorm",),
+        "What is the largest angle of a GeoNorm update?", "pi/4. `max_angle` sets a different one.", ("geonorm",)
     ),
     Assumption(
         "Which norms does Keel use?",
@@ -106,11 +104,7 @@ ASSUMPTIONS = (
         options={"norm": "layernorm"},
         other='LayerNorm (`norm="layernorm"`).',
     ),
-    Assumption(
-        "Which norms does Peri-LN use?",
-        "LayerNorm, and none after the embedding.",
-        ("peri-ln",),
-    ),
+    Assumption("Which norms does Peri-LN use?", "LayerNorm, and none after the embedding.", ("peri-ln",)),
     Assumption(
         "How does Pre-DyT start?",
         "The embeddings are multiplied by a learned scalar that starts at sqrt(d). The slopes start at 1 for S and "
@@ -118,8 +112,7 @@ ASSUMPTIONS = (
         ("pre-dyt",),
     ),
     Assumption(
-        "Which parameters decay?",
-        "Those with two or more dimensions. Scalars, gains and biases do not decay.",
+        "Which parameters decay?", "Those with two or more dimensions. Scalars, gains and biases do not decay."
     ),
     Assumption(
         "How are the weights initialised?",
@@ -142,9 +135,7 @@ ASSUMPTIONS = (
         "In the trainer's own order of windows. Documents are held out by their hash.",
     ),
     Assumption(
-        "Which part of FineWeb-Edu is used?",
-        "The sample of 10 B tokens, sample-10BT.",
-        datasets=("fineweb-edu",),
+        "Which part of FineWeb-Edu is used?", "The sample of 10 B tokens, sample-10BT.", datasets=("fineweb-edu",)
     ),
 )
 # the other answers that `spheret reproduce` can train, by name

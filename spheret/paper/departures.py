@@ -76,18 +76,13 @@ def departures(config: Config, recipe: PaperRun) -> list[str]:
     }  # fmt: skip
     ours = _settings(config, identity)
     papers = _settings(recipe.config(None).as_dict(), recipe.data_settings())
-    missing = object()
     return [
-        f"{_shown_name(name)} {_shown(ours, name)} instead of {_shown(papers, name)}"
+        f"{_shown_name(name)} {ours.get(name, 'none')} instead of {papers.get(name, 'none')}"
         for name in dict.fromkeys((*papers, *ours))
-        if ours.get(name, missing) != papers.get(name, missing)
+        if ours.get(name, "none") != papers.get(name, "none")
     ]
 
 
 def _shown_name(name: str) -> str:
     section, _, setting = name.partition(".")
     return name if section in ("data", "scheme") else setting
-
-
-def _shown(settings: Config, name: str) -> str:
-    return str(settings[name]) if name in settings else "none"

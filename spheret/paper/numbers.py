@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import ROUND_HALF_UP, Decimal
+from itertools import product
 from typing import NamedTuple
 
 from spheret.evaluate.tasks import PAPER_COLUMNS
@@ -60,17 +61,12 @@ class Loss(NamedTuple):
     perplexity: str
 
 
-def _losses() -> dict[tuple[str, str, str], Loss]:
-    columns = [(corpus, size) for corpus in CORPORA for size in SIZES]
-    return {
-        (row, corpus, size): Loss(_LOSSES[row][2 * i], _LOSSES[row][2 * i + 1], _PERPLEXITIES[row][i])
-        for row in ROWS
-        for i, (corpus, size) in enumerate(columns)
-    }
-
-
 # by (row, corpus, size)
-LOSSES: dict[tuple[str, str, str], Loss] = _losses()
+LOSSES: dict[tuple[str, str, str], Loss] = {
+    (row, corpus, size): Loss(_LOSSES[row][2 * number], _LOSSES[row][2 * number + 1], _PERPLEXITIES[row][number])
+    for row in ROWS
+    for number, (corpus, size) in enumerate(product(CORPORA, SIZES))
+}
 
 
 # the models of size L, accuracies in percent: corpus -> row -> one cell per column of PAPER_COLUMNS

@@ -26,16 +26,6 @@ PAPER: dict[str, dict[str, Any]] = {
 }
 
 
-def _check_size(size: str) -> None:
-    if size in MODERN_KV_HEADS:
-        raise ValueError(
-            f"--size {size} is a preset of spheret.GPTConfig and has no recipe: give --size "
-            f"{size.removeprefix('modern-')}, and in a --config positions, mlp, norm, qk_norm, kv_heads and bias."
-        )
-    if size not in PRESETS:
-        raise unknown("size", size, PRESETS)
-
-
 def paper_size(config: Mapping[str, Any]) -> str | None:
     """The paper's S, M or L if the model has that shape, else None. config: a run's config, as plain data."""
     model = config["model"]
@@ -49,7 +39,13 @@ def paper_recipe(size: str) -> Recipe:
     Steps, vocabulary and precision are left to `spheret.runs.config.complete_by`, which knows the data, the device
     and how many steps were asked for. The warm-up belongs to 50,000 steps; a short trial has a shorter one.
     """
-    _check_size(size)
+    if size in MODERN_KV_HEADS:
+        raise ValueError(
+            f"--size {size} is a preset of spheret.GPTConfig and has no recipe: give --size "
+            f"{size.removeprefix('modern-')}, and in a --config positions, mlp, norm, qk_norm, kv_heads and bias."
+        )
+    if size not in PRESETS:
+        raise unknown("size", size, PRESETS)
     sections = {
         section: {name: each.paper_value(size) for name, each in declared(kind).items() if each.with_size == "{}"}
         for section, kind in SECTIONS.items()

@@ -61,11 +61,6 @@ def _command_here(run: PaperRun, place: Place) -> list[str]:
     return spheret_command(train_words(run, place), place.processes if place.processes > 1 else None)
 
 
-def torchrun(arguments: list[str], processes: int) -> str:
-    """The command for one node."""
-    return f"torchrun --standalone --nproc-per-node={processes} --max-restarts=3 -m spheret {shlex.join(arguments)}"
-
-
 def two_nodes(arguments: list[str], processes: int, name: str, nodes: str = "2", head: str = "HEAD") -> str:
     """The command for each of several nodes, which meet at a port of the first."""
     meet = f"--rdzv-backend=c10d --rdzv-endpoint={head}:29500 --rdzv-id={name} --max-restarts=3"
@@ -113,10 +108,9 @@ def describe(run: PaperRun, place: Place) -> str:
         *(f"- {line}" for line in run.assumptions),
     ]
     here = _command_here(run, place)
-    blocks = [
-        ("here", [shlex.join(here)]),
-        (f"one node of {node} GPUs", [torchrun(train_words(run, replace(place, processes=node)), node)]),
-    ]
+    words_of_node = shlex.join(train_words(run, replace(place, processes=node)))
+    one_node = f"torchrun --standalone --nproc-per-node={node} --max-restarts=3 -m spheret {words_of_node}"
+    blocks = [("here", [shlex.join(here)]), (f"one node of {node} GPUs", [one_node])]
     if sequences % (2 * node) == 0:
         arguments = train_words(run, replace(place, processes=2 * node))
         blocks += [

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from torch import Tensor
 
@@ -132,7 +131,7 @@ def verify(path: Path) -> Checkpoint:
                 size = os.fstat(file.fileno()).st_size
                 if size != expected.bytes:
                     raise Damaged(f"{name} has {size:,} bytes where {expected.bytes:,} were written")
-                if _sha256(file) != expected.sha256:
+                if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
                     raise Damaged(f"{name} does not match its SHA-256")
         state = STATES.read(path / STATE)
     except Damaged:
@@ -148,21 +147,12 @@ def verify(path: Path) -> Checkpoint:
     return Checkpoint(path, state.step, state)
 
 
-def _sha256(file: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 24):
-        digest.update(block)
-    return digest.hexdigest()
-
-
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def newest(
-    directory: Path,
-    say: Callable[[str], object] = _say,
-    check: Callable[[Checkpoint], object] = lambda saved: None,
+    directory: Path, say: Callable[[str], object] = _say, check: Callable[[Checkpoint], object] = lambda saved: None
 ) -> Checkpoint | None:
     """The newest whole checkpoint, with a line for each damaged one; None if there is no checkpoint.
 

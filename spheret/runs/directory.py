@@ -9,16 +9,7 @@ from pathlib import Path
 
 from spheret.data.shards import TOKENIZER
 from spheret.runs import checkpoint
-from spheret.runs.layout import (
-    CHECKPOINTS,
-    CONFIG,
-    EVAL,
-    INSPECT,
-    LOCK,
-    METRICS,
-    RUN_FILES,
-    SAMPLE,
-)
+from spheret.runs.layout import CHECKPOINTS, CONFIG, EVAL, INSPECT, LOCK, METRICS, RUN_FILES, SAMPLE
 from spheret.runs.records import RUNS
 from spheret.runs.run import Run, open_run
 from spheret.support.files import Lock, check_results, foreign, is_temporary, output_path, remove_empty

@@ -18,13 +18,7 @@ from spheret.data.shards import TOKENIZER
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs import checkpoint
 from spheret.runs.checkpoint import Checkpoint
-from spheret.runs.config import (
-    DataConfig,
-    RunConfig,
-    build_section,
-    changed_settings,
-    section_as_dict,
-)
+from spheret.runs.config import DataConfig, RunConfig, build_section, changed_settings, section_as_dict
 from spheret.runs.cost import check_model
 from spheret.runs.layout import CHECKPOINTS, CONFIG, LOCK, METRICS, MODEL
 from spheret.runs.metrics import MetricsRecord, whole_metrics
@@ -199,15 +193,13 @@ def check_config(saved: Checkpoint, path: Path, settings: dict[str, Any]) -> Non
         )
 
 
-def describe_data(data: Data | None, tokenizer: TokenizerRecord) -> DataRecord:
-    """The data section of config.json. Without data it names only the tokenizer."""
-    if data is None:
-        return DataRecord(None, None, None, tokenizer, None, None, None)
+def describe_data(data: Data) -> DataRecord:
+    """The data section of config.json."""
     return DataRecord(
         path=str(data.path.resolve()),
         manifest_sha256=manifest_sha256(data),
         corpus=data.manifest.corpus,
-        tokenizer=tokenizer,
+        tokenizer=data.manifest.tokenizer,
         tokens=data.manifest.tokens,
         val_fraction=data.manifest.val_fraction,
         unigram_entropy=data.unigram_entropy(),
@@ -246,7 +238,7 @@ def create_run(
         model=model.config,
         train=None,
         evaluation=None,
-        data=describe_data(None, tokenizer),
+        data=DataRecord(None, None, None, tokenizer, None, None, None),
         environment=Environment(**(environment or {})),
     )
     write_config(directory, config, tokenizer_file)

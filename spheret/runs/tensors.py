@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,10 +41,7 @@ class LazyTensor:
     @property
     def size(self) -> int:
         """Bytes on disk."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def lazy_tensor(name: str, tensor: Tensor) -> LazyTensor:
@@ -83,11 +81,6 @@ def _parts(tensors: Sequence[LazyTensor]) -> Iterator[bytes | memoryview]:
         if tensor.numel():
             # numpy has no bfloat16: bytes have no dtype
             yield tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def read(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a file, by name."""
-    return dict(each(path))
 
 
 # a tensor's dtype as the file spells it, and its shape

@@ -205,7 +205,7 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
     run = world.share(run)
     config, data = resolved or _resolve(run, *asked)
     keep_freed_memory()
-    described = describe_data(data, data.manifest.tokenizer)
+    described = describe_data(data)
     torch.manual_seed(config.train.seed)
     model = GPT(config.model, data.counts() if config.model.head_bias == "unigram" else None)
     parameters = model.parameter_count()
@@ -225,7 +225,7 @@ def _train(world: World, where: TrainOptions, settings: Given) -> int:
     with claimed(path, where.force, start=run is None) if world.is_main else nullcontext():
         saved = None
         if world.is_main:
-            saved = checkpoint.newest(path / CHECKPOINTS, _print, partial(check, trainer))
+            saved = checkpoint.newest(path / CHECKPOINTS, check=partial(check, trainer))
             if run is None:
                 write_config(path, record, data.tokenizer().file)
         saved = world.share(saved)

@@ -86,13 +86,6 @@ def test_a_compressed_file_that_is_not_whole_is_named(ending: str, kind: str, tm
         read(path)
 
 
-def test_a_device_is_no_corpus(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    for path in ("/dev/zero", "/dev/full", str(tmp_path / "fifo")):
-        with pytest.raises(ValueError, match=re.escape(str(path))):
-            read(path)
-
-
 @pytest.mark.parametrize("ending", [*WRITERS, ".txt"])
 def test_a_reader_goes_on_from_any_cursor(ending: str, tmp_path: Path) -> None:
     write = WRITERS.get(ending, lambda path: path.write_text("\n\n".join(TEXTS) * 40))
@@ -172,17 +165,6 @@ def test_no_entry_of_a_folder_is_dropped(
 def test_a_folder_that_a_plain_glob_matches_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="texts/sub"):
         read(f"{_folder(tmp_path / 'texts')}/*")
-
-
-def test_an_error_while_reading_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_text("text")
-
-    def broken(*words: object) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(readers, "_cut", broken)
-    with pytest.raises(OSError, match=r"a\.txt"):
-        read(tmp_path)
 
 
 def test_a_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:

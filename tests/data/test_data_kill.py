@@ -28,7 +28,11 @@ def _corpus(path: Path) -> Path:
     return path
 
 
-def _kill_again_and_again(kills_wanted: int, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kills_wanted", "seed"),
+    [pytest.param(4, 0, marks=pytest.mark.slow), pytest.param(50, 1, marks=pytest.mark.drill)],
+)
+def test_killed_again_and_again(kills_wanted: int, seed: int, tmp_path: Path) -> None:
     corpus, out = _corpus(tmp_path / "texts"), tmp_path / "out"
     expected = contents(prepare(str(corpus), "gpt2", tmp_path / "whole", val_fraction=0.1, shard_tokens=300_000).path)
     assert len(expected) > 20
@@ -57,13 +61,3 @@ def _kill_again_and_again(kills_wanted: int, seed: int, tmp_path: Path) -> None:
             (out / "prepare.lock").unlink(missing_ok=True)
     assert start().wait() == 0
     assert contents(out) == expected
-
-
-@pytest.mark.slow
-def test_four_kills(tmp_path: Path) -> None:
-    _kill_again_and_again(4, 0, tmp_path)
-
-
-@pytest.mark.drill
-def test_fifty_kills(tmp_path: Path) -> None:
-    _kill_again_and_again(50, 1, tmp_path)

@@ -155,7 +155,6 @@ def test_counts(data: Data) -> None:
         ({"world_size": 0}, "world_size"),
         ({"accumulation": 0}, "accumulation"),
         ({"rank": 2, "world_size": 2}, "rank"),
-        ({"split": "test"}, "split"),
     ],
 )
 def test_bad_options(data: Data, options: dict[str, int], noun: str) -> None:

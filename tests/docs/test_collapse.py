@@ -23,16 +23,6 @@ def rows(count, width, seed=0):
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_the_gradient_of_a_writing_matrix_has_a_common_part_of_rank_one():
-    y, delta = rows(50, 12) + 0.5, rows(50, 8, seed=1) - 0.3
-    gradient = delta.T @ y
-    common = 50 * torch.outer(delta.mean(0), y.mean(0))
-    # what is left is the covariance of what comes back and what was read
-    rest = (delta - delta.mean(0)).T @ (y - y.mean(0))
-    assert torch.allclose(gradient, common + rest)
-    assert torch.linalg.matrix_rank(common) == 1
-
-
 def test_a_writer_measures_the_common_part():
     linear = torch.nn.Linear(12, 8).double()
     writer = collapse.Writer(linear)

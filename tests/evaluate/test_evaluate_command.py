@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,14 +95,13 @@ def test_long_documents_are_cut_and_counted(tmp_path, capsys):
     assert both.count("requests") == asked + both.tasks["openbookqa"].requests
 
 
-def test_prefetch_writes_what_data_reads(tmp_path, capsys):
+def test_prefetch_writes_what_data_reads(tmp_path, monkeypatch):
     """From local copies in place of the hub: rows in, only their fields out, and nothing twice."""
-    sources = {}
-    for name, task in TASKS.items():
+    for name, task in list(TASKS.items()):
         (tmp_path / name).mkdir()
         shutil.copy(ROWS / f"{name}.jsonl", tmp_path / name / f"{task.split}.jsonl")
-        sources[name] = (str(tmp_path / name), None)
-    counts = prefetch(tmp_path / "data", TASKS, sources)
+        monkeypatch.setitem(TASKS, name, replace(task, dataset=(str(tmp_path / name), None)))
+    counts = prefetch(tmp_path / "data", TASKS)
     assert counts == {name: 4 if name == "arc_challenge" else 3 for name in TASKS}
     for name, task in TASKS.items():
         for fetched, original in zip(
@@ -109,9 +109,9 @@ def test_prefetch_writes_what_data_reads(tmp_path, capsys):
             (ROWS / f"{name}.jsonl").read_text().splitlines(),
             strict=True,
         ):
-            assert json.loads(fetched) == {key: json.loads(original)[key] for key in task.fields}
+            assert json.loads(fetched) == {key: json.loads(original)[key] for key in task.row}
     shutil.rmtree(tmp_path / "piqa")
-    assert prefetch(tmp_path / "data", ["piqa"], sources) == {"piqa": 3}
+    assert prefetch(tmp_path / "data", ["piqa"]) == {"piqa": 3}
     run = make_run(tmp_path / "run")
     assert main(["eval", str(run.path), "--data", str(tmp_path / "data"), "--tasks", "hellaswag"]) == 0
     metrics = read(run.path).tasks["hellaswag"].metrics

@@ -6,7 +6,9 @@ import copy
 import json
 import math
 import os
+import resource
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,17 @@ def changed(document: Any, place: Place, change: Callable[[Any, Any], None]) -> 
     else:
         change(result, step)
     return result
+
+
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """Within the block the kernel refuses files of more bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def overwrite(path: Path, content: bytes) -> None:

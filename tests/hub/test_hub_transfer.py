@@ -1,10 +1,8 @@
 """A run exported for transformers and imported again is the same run, bit for bit."""
 
-import resource
-from contextlib import contextmanager
-
 import pytest
 import torch
+from damage import full_disk
 from hub_helpers import randomize, tiny, tokens
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
@@ -18,7 +16,7 @@ from spheret.hub.gpt2 import from_gpt2, to_gpt2
 from spheret.hub.tokenizer_files import built_name
 from spheret.hub.transfer import export, import_
 from spheret.model.head import HEADS
-from spheret.runs.run import create_run, open_run
+from spheret.runs.run import create_run
 
 TEXTS = ["We the People", "  two  spaces,\n\ttabs", "naïve café 東京 🙂", "don't you'll 1234567", "", "a" * 50]
 
@@ -53,17 +51,6 @@ def test_there_and_back(name, options, tmp_path):
     assert (loaded(tokens()).logits - model(tokens())).abs().max() <= 1e-6
     assert_same_run(run, import_(exported, tmp_path / "back"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "hub", "run"]
-
-
-@contextmanager
-def full_disk(limit):
-    """The kernel refuses files of more bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("limit", [50, 3000])
@@ -200,15 +187,7 @@ class TestGPT2:
         assert not (tmp_path / "hub").exists()
 
 
-class TestCommands:
-    def test_both(self, tmp_path, capsys):
-        make_run(tmp_path / "run", tiny("pre-ln", vocab=320))
-        assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "hub"), "--as", "gpt2"]) == 0
-        assert main(["import", str(tmp_path / "hub"), "--out", str(tmp_path / "back")]) == 0
-        assert "2 layers, pre-ln" in capsys.readouterr().out
-        assert open_run(tmp_path / "back").checkpoint().step == 0
-
-    def test_a_tokenizer_of_more_tokens(self, tmp_path):
-        exported = export(make_run(tmp_path / "run", tiny("pre-ln", vocab=320)), tmp_path / "hub")
-        with pytest.raises(ValueError, match="50,257"):
-            import_(exported, tmp_path / "back", "gpt2")
+def test_a_tokenizer_of_more_tokens(tmp_path):
+    exported = export(make_run(tmp_path / "run", tiny("pre-ln", vocab=320)), tmp_path / "hub")
+    with pytest.raises(ValueError, match="50,257"):
+        import_(exported, tmp_path / "back", "gpt2")

@@ -27,21 +27,48 @@ BASELINES = [row for row in ROWS if row not in SPHERETNORMS]
 
 # a second transcription, made from the LaTeX source of the paper by a script. For each row of a table: the start of
 # the SHA-256 of its cells with spaces between them, and its marks (1 is bold, the best; 2 is underlined, the second)
-PRINTED_TABLES = ("losses", "perplexities", "fineweb-edu", "openwebtext")
-PRINTED_ROWS = """
-Pre-LN          cadd3d85f12f 11....11....  fe3a83b7787e 1..1..  e604d6df59ee ............  e0da065eb7ea ............
-Pre-DyT         ed4fed4950d4 ............  8f0927ae0ac7 ......  4231d3ffebc7 .......21...  8a70a36720a9 2.......2...
-Peri-LN         e87044a6a2d2 ............  0afd4a4ae2a5 ......  b1249567b9e7 ...2...12...  83f1c2238ddf ...1....1...
-Keel            103a69bcde2b ............  838e52f47c93 ......  fe2501941ff5 ............  313a4f2f9485 ............
-GeoNorm         4170c2d3129a ............  9406ffbeed24 ......  817b143f122d ..2.........  bb841e313de5 ..2.........
-0.5-SpheretNorm 8b85e62a8827 22..22..2222  47b197fc7430 2.2.22  5965e225b67a 2....22..122  92908f09b73f .2.22....122
-1-SpheretNorm   efe4d132ff41 ..1111..1111  ac8562991be4 .11.11  4efd41b0f4ae 11111...2.11  f2c62bd09a86 111.1221.211
-2-SpheretNorm   d055e604a342 ..22..2212..  c13213761b61 .2.22.  3638d4887e10 22..2111.2..  61c381e7eaac .....112....
-"""
-PRINTED: dict[str, dict[str, tuple[str, str]]] = {table: {} for table in PRINTED_TABLES}
-for name, *cells in map(str.split, PRINTED_ROWS.strip().splitlines()):
-    for number, table in enumerate(PRINTED_TABLES):
-        PRINTED[table][name] = cells[2 * number], cells[2 * number + 1]
+PRINTED = {
+    "losses": {
+        "Pre-LN": ("cadd3d85f12f", "11....11...."),
+        "Pre-DyT": ("ed4fed4950d4", "............"),
+        "Peri-LN": ("e87044a6a2d2", "............"),
+        "Keel": ("103a69bcde2b", "............"),
+        "GeoNorm": ("4170c2d3129a", "............"),
+        "0.5-SpheretNorm": ("8b85e62a8827", "22..22..2222"),
+        "1-SpheretNorm": ("efe4d132ff41", "..1111..1111"),
+        "2-SpheretNorm": ("d055e604a342", "..22..2212.."),
+    },
+    "perplexities": {
+        "Pre-LN": ("fe3a83b7787e", "1..1.."),
+        "Pre-DyT": ("8f0927ae0ac7", "......"),
+        "Peri-LN": ("0afd4a4ae2a5", "......"),
+        "Keel": ("838e52f47c93", "......"),
+        "GeoNorm": ("9406ffbeed24", "......"),
+        "0.5-SpheretNorm": ("47b197fc7430", "2.2.22"),
+        "1-SpheretNorm": ("ac8562991be4", ".11.11"),
+        "2-SpheretNorm": ("c13213761b61", ".2.22."),
+    },
+    "fineweb-edu": {
+        "Pre-LN": ("e604d6df59ee", "............"),
+        "Pre-DyT": ("4231d3ffebc7", ".......21..."),
+        "Peri-LN": ("b1249567b9e7", "...2...12..."),
+        "Keel": ("fe2501941ff5", "............"),
+        "GeoNorm": ("817b143f122d", "..2........."),
+        "0.5-SpheretNorm": ("5965e225b67a", "2....22..122"),
+        "1-SpheretNorm": ("4efd41b0f4ae", "11111...2.11"),
+        "2-SpheretNorm": ("3638d4887e10", "22..2111.2.."),
+    },
+    "openwebtext": {
+        "Pre-LN": ("e0da065eb7ea", "............"),
+        "Pre-DyT": ("8a70a36720a9", "2.......2..."),
+        "Peri-LN": ("83f1c2238ddf", "...1....1..."),
+        "Keel": ("313a4f2f9485", "............"),
+        "GeoNorm": ("bb841e313de5", "..2........."),
+        "0.5-SpheretNorm": ("92908f09b73f", ".2.22....122"),
+        "1-SpheretNorm": ("f2c62bd09a86", "111.1221.211"),
+        "2-SpheretNorm": ("61c381e7eaac", ".....112...."),
+    },
+}
 # the paper underlines one of two equal numbers: train loss of 0.5- and 2-SpheretNorm, FineWeb-Edu L
 TIE_WITHOUT_MARK = ("losses", "2-SpheretNorm", 4)
 

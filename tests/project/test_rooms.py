@@ -86,6 +86,8 @@ def imported_rooms(path):
 
 def test_every_room_has_a_floor():
     assert rooms() == FLOOR.keys()
+    # so that the core imports no room of the lab
+    assert [room for rooms in FLOORS for room in rooms][: len(CORE) + 1] == ["support", *CORE]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -95,12 +97,6 @@ def test_imports_go_one_way(path):
         return
     wrong = {other for other in imported_rooms(path) if other != room and FLOOR[other] >= FLOOR[room]}
     assert not wrong, f"{room} must not import {wrong}"
-
-
-@pytest.mark.parametrize("room", CORE)
-def test_the_core_imports_no_room_of_the_lab(room):
-    imported = {other for path in FILES if room_of(path) == room for other in imported_rooms(path)}
-    assert imported <= {*CORE, "support"}
 
 
 def test_the_core_imports_no_package_of_an_extra():

@@ -160,10 +160,7 @@ def test_a_command_names_what_installs_it(words, core):
 
 @pytest.mark.parametrize(
     ("code", "extra"),
-    [
-        ("from spheret.data import cached", "lab"),
-        ("import spheret.hub; spheret.hub.load('x')", "hub"),
-    ],
+    [("from spheret.data import cached", "lab"), ("import spheret.hub; spheret.hub.load('x')", "hub")],
 )
 def test_a_library_call_names_what_installs_it(code, extra, core):
     run = core.run("-c", code)

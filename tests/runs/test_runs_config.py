@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from spheret import flags
 from spheret.connections import SCHEMES
 from spheret.paper.recipe import LEARNING_RATES
-from spheret.runs.config import (
-    SECTIONS,
-    build_section,
-    changed_settings,
-    differences,
-    merge,
-    read_config,
-)
+from spheret.runs.config import SECTIONS, build_section, changed_settings, differences, merge, read_config
 from spheret.train.recipes import SMALL as SMALL_RECIPE
 from spheret.train.recipes import complete, known_rate, rate_words, rates
 

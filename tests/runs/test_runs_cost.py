@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from spheret import GPT, SCHEMES, GPTConfig
 from spheret.cli import main
-from spheret.kernels import use
 from spheret.model.head import HEADS
 from spheret.optim import build_optimizer
 from spheret.runs import cost
@@ -76,10 +75,10 @@ class Live(TorchDispatchMode):
         return out
 
 
-# a backbone with recompute and bfloat16, a scheme without
+# two schemes, and two backbones with recompute and bfloat16
 STEPS = [
-    *((name, {}, False, "float32") for name in ("pre-ln", "keel", "ngpt", "attn-res")),
-    *((*backbone, True, "bf16") for backbone in BACKBONES),
+    *((name, {}, False, "float32") for name in ("keel", "ngpt")),
+    *((*backbone, True, "bf16") for backbone in BACKBONES[1:3]),
 ]
 
 
@@ -120,32 +119,26 @@ def test_the_optimiser(scheme, head):
     assert cost.shape(model.config).parameters == model.parameter_count()
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("scheme", ["pre-ln", "cay-spheretnorm"])
-def test_flops_are_what_torch_counts(scheme, recompute):
-    for size in SMALL:
-        model = GPT(config(size, scheme, recompute=recompute))
-        tokens = size[-1] * model.config.block
-        counted = counted_flops(lambda model=model, size=size: forward(model, "float32", size[-1]).backward())
-        # recompute stops at the last tensor that is kept; Pre-LN keeps no branch output, so it skips that product
-        skipped = 8 * tokens * model.config.layers * model.config.width**2
-        counted += skipped if recompute and scheme == "pre-ln" else 0
-        assert cost.step_flops(model.config, tokens, recompute) == counted
-
-
 MANY_STREAMS = [(name, {}) for name in SCHEMES if not SCHEMES[name]().one_stream]
+PLAIN = [(name, {"recompute": recompute}) for name in ("pre-ln", "cay-spheretnorm") for recompute in (False, True)]
 
 
-@pytest.mark.parametrize(("scheme", "options"), [*MANY_STREAMS, *BACKBONES])
-def test_flops_of_every_backbone(scheme, options):
-    model = GPT(config(SMALL[1], scheme, **options))
-    # the counter does not see what native.c multiplies
-    with use("closed"):
-        counted = counted_flops(lambda: forward(model, "float32", 8).backward())
-    # of many streams, products of small matrices of parameters do not grow with the tokens, and are left out
-    within = 0 if options else 1e-4
-    assert cost.step_flops(model.config, 8 * model.config.block) == pytest.approx(counted, rel=within)
-    assert model.config.least_parameters <= model.parameter_count()
+@pytest.mark.parametrize(("scheme", "options"), [*MANY_STREAMS, *BACKBONES, *PLAIN])
+def test_flops_are_what_torch_counts(scheme, options):
+    for size in SMALL if (scheme, options) in PLAIN else SMALL[1:2]:
+        model = GPT(config(size, scheme, **options))
+        tokens = size[-1] * model.config.block
+        if (scheme, options) in MANY_STREAMS:
+            # in float64 no kernel multiplies where the counter does not see it
+            model.double()
+        counted = counted_flops(lambda model=model, size=size: forward(model, "float32", size[-1]).backward())
+        if scheme == "pre-ln" and model.config.recompute:
+            # it stops at the last tensor that is kept; Pre-LN keeps no branch output, so it skips that product
+            counted += 8 * tokens * model.config.layers * model.config.width**2
+        flops = cost.step_flops(model.config, tokens, model.config.recompute)
+        # of many streams, backwards of our own multiply less
+        assert 0.9999 * counted <= flops <= 1.06 * counted if (scheme, options) in MANY_STREAMS else flops == counted
+        assert model.config.least_parameters <= model.parameter_count()
 
 
 BOUNDED = [*((name, {}, "float32") for name in SCHEMES), *((*backbone, "bf16") for backbone in BACKBONES)]

@@ -67,19 +67,6 @@ def test_what_was_written_comes_back(tmp_path):
     assert whole_metrics(tmp_path / "nothing", 0) == []
 
 
-def test_a_validation_loss_that_is_not_finite_is_null_and_the_line_is_an_evaluation(tmp_path):
-    log = Log(tmp_path / "metrics.jsonl", 0)
-    sublayer = SublayerObservation(1, norm=math.nan)
-    log.append(msgspec.structs.replace(record(line(1)), val_loss=math.nan, on_bound=[], sublayers=[sublayer]))
-    log.close()
-    text = (tmp_path / "metrics.jsonl").read_text()
-    assert '"val_loss":null,"radius":null,"on_bound":[]' in text
-    assert '"norm":null' in text
-    (read,) = whole_metrics(tmp_path / "metrics.jsonl", 1)
-    assert read.evaluated
-    assert read.val_loss is None
-
-
 # the lines that are left of ten, and the gap
 GAPS = {
     "end": ([1, 2, 3, 4, 5, 6], "6 to step 11"),

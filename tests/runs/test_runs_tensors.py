@@ -20,7 +20,7 @@ def test_the_library_reads_what_is_written(tmp_path_factory, rows):
     stored = {f"a.{i}": torch.randn(shape).mul(9).to(dtype) for i, (dtype, shape) in enumerate(rows)}
     digest = tensors.write(path, [tensors.lazy_tensor(name, tensor) for name, tensor in stored.items()])
     assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
-    for read in (load_file(path), tensors.read(path)):
+    for read in (load_file(path), dict(tensors.each(path))):
         assert read.keys() == stored.keys()
         for name, tensor in stored.items():
             assert read[name].dtype == tensor.dtype
@@ -44,4 +44,4 @@ OTHERS = {
 def test_what_is_no_safetensors_is_refused(name, tmp_path):
     OTHERS[name](tmp_path / "x")
     with pytest.raises(ValueError, match="safetensors"):
-        tensors.read(tmp_path / "x")
+        dict(tensors.each(tmp_path / "x"))

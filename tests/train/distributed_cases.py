@@ -1,4 +1,4 @@
-"""Run by torchrun: every case in one launch. Arguments: the data, the output, and a name of JOBS."""
+"""Run by torchrun. Arguments: the data, the output and the cases to train; with QUICK also the other jobs."""
 
 import shutil
 import sys
@@ -53,6 +53,14 @@ MUON = {
     "modern": {"optimizer": "muon"},
     "untied": {"optimizer": "muon"},
 }  # fmt: skip
+# the case that two processes train in the quick suite; it resumes from one process, and one from it
+QUICK = "proj-spheretnorm"
+# every case with its scheme and what it changes
+CASES = {
+    **{name: (name, {}) for name in SCHEMES},
+    "bf16": (QUICK, {"precision": "bf16"}),
+    **{f"muon {name}": (name, words) for name, words in MUON.items()},
+}
 
 
 def config(**changes):
@@ -90,11 +98,9 @@ def validation_batch(data):
 
 def every_scheme(data, out, world):
     for world.parallel in PARALLEL:
-        for case in SCHEMES:
-            assert make(out / world.parallel / case, data, case, world).fit() == 0
-        assert make(out / world.parallel / "bf16", data, "proj-spheretnorm", world, precision="bf16").fit() == 0
-        for case, words in MUON.items():
-            assert make(out / world.parallel / f"muon {case}", data, case, world, **words).fit() == 0
+        for name in sys.argv[3:]:
+            case, words = CASES[name]
+            assert make(out / world.parallel / name, data, case, world, **words).fit() == 0
 
 
 def one_sided(data, out, world):
@@ -128,34 +134,23 @@ def resume_from_one(data, out, world):
         assert trainer.fit() == 0
 
 
-def precision_of_the_stream(data, out, world):
-    """Under FSDP in bf16 the stream and the scalars stay float32, the branches compute in bf16."""
+def precision(data, out, world):
+    """Under FSDP in bf16 the stream and all scalars and gains stay float32, and branches compute in bf16."""
     from spheret.model.probes import probe
 
     world.parallel = "fsdp"
-    trainer = make(out / "precision", data, "proj-spheretnorm", world, precision="bf16")
-    seen = []
-    with probe(trainer.model, seen.append), torch.autocast("cpu", torch.bfloat16):
-        trainer.model.token_losses(*validation_batch(data))
-    assert {s.h.dtype for s in seen} == {torch.float32}
-    assert {s.f.dtype for s in seen} == {torch.bfloat16}
-    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
-
-
-def precision_inside_branches(data, out, world):
-    """Under FSDP in bf16 the gains inside a branch stay float32, and what they scale is bf16."""
-    world.parallel = "fsdp"
-    trainer = make(out / "inside", data, "ngpt", world, precision="bf16")
-    gains, linears, scaled = [], [], []
+    trainer = make(out / "precision", data, "ngpt", world, precision="bf16")
+    seen, gains, linears, scaled = [], [], [], []
     for block in trainer.model.blocks:
         for gain in (block.attention.qkv_norm, block.mlp.hidden_norm):
             gain.register_forward_hook(lambda gain, *_: gains.append(gain.weight.dtype))
         block.mlp.hidden.register_forward_hook(lambda linear, *_: linears.append(linear.weight.dtype))
         block.mlp.hidden_norm.register_forward_hook(lambda gain, _, y: scaled.append(y.dtype))
-    with torch.autocast("cpu", torch.bfloat16):
+    with probe(trainer.model, seen.append), torch.autocast("cpu", torch.bfloat16):
         trainer.model.token_losses(*validation_batch(data))
-    assert set(gains) == {torch.float32}
-    assert set(linears) == set(scaled) == {torch.bfloat16}
+    assert {s.h.dtype for s in seen} == set(gains) == {torch.float32}
+    assert {s.f.dtype for s in seen} == set(linears) == set(scaled) == {torch.bfloat16}
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
 
 def gradients_are_shared_once(data, out, world):
@@ -213,15 +208,14 @@ JOBS = (
     every_scheme,
     one_sided,
     resume_from_one,
-    precision_of_the_stream,
-    precision_inside_branches,
+    precision,
 )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     group = TorchrunWorld(torch.device("cpu"), "ddp", 60)
-    for job in JOBS:
+    for job in JOBS if QUICK in sys.argv else (every_scheme,):
         job(open_data(Path(sys.argv[1])), Path(sys.argv[2]), group)
         (Path(sys.argv[2]) / "done").mkdir(exist_ok=True)
         (Path(sys.argv[2]) / "done" / f"{job.__name__}-{group.rank}").touch()

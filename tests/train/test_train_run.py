@@ -9,7 +9,6 @@ from pathlib import Path
 import drill
 import pytest
 import torch
-from planted import planted
 from train_helpers import TINY, losses, metrics, train, weights
 
 from spheret.cli import main
@@ -17,10 +16,12 @@ from spheret.connections import PAPER_SCHEMES, SCHEMES
 from spheret.data import open_data
 from spheret.model.gpt import GPT, GPTConfig
 from spheret.runs.config import EvaluationConfig, TrainConfig
-from spheret.runs.layout import SAMPLE
+from spheret.runs.layout import LOCK, SAMPLE
 from spheret.runs.metrics import TIMING
 from spheret.runs.records import RUN_SAMPLES
 from spheret.runs.run import open_run
+from spheret.support.errors import SIGNALS
+from spheret.support.files import Lock
 from spheret.train.distributed import World
 from spheret.train.loop import Trainer
 from spheret.train.recipes import rate_words
@@ -135,13 +136,6 @@ def _val_loss(line):
     return line["val_loss"]
 
 
-def test_two_runs_of_one_seed_are_one(unbroken, prepared, tmp_path):
-    assert train(tmp_path / "again", prepared, *BROKEN_WORDS, steps=12) == 0
-    assert drill.differences(unbroken, tmp_path / "again") == []
-    assert train(tmp_path / "other", prepared, *BROKEN_WORDS, "--seed", "1", steps=12) == 0
-    assert "model.safetensors" in drill.differences(unbroken, tmp_path / "other")
-
-
 def test_the_evaluation_interval_changes_no_training_loss(unbroken, prepared, tmp_path):
     words = ("--set", "train.checkpoint_every=2", "--eval-every", "5", "--set", "model.dropout=0.1")
     assert train(tmp_path / "run", prepared, *words, steps=12) == 0
@@ -238,68 +232,69 @@ def test_resuming_a_finished_run_does_nothing(unbroken, capsys):
     assert {path: path.read_bytes() for path in unbroken.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_killed_at_a_seeded_moment_and_resumed(precision, prepared, tmp_path):
-    words = list(drill.RECIPE)
-    words[words.index("--data") + 1] = str(prepared)
-    words[words.index("--steps") + 1] = "24"
-    message: list[str] = []
-    with planted(tmp_path / "corpus"):
-        assert drill.drill(tmp_path, 1, 1337, [*words, "--precision", precision], message.append) == []
-    assert message[1:] == ["kill 1 of 1"]
-
-
-@pytest.mark.drill
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
-def test_killed_twenty_times(precision, seed, prepared, tmp_path):
-    words = list(drill.RECIPE)
-    words[words.index("--data") + 1] = str(prepared)
-    assert drill.drill(tmp_path, 20, seed, [*words, "--precision", precision], print) == []
-
-
-@pytest.fixture(scope="module")
-def forty_steps(prepared, tmp_path_factory):
-    """A run of forty steps, and its arguments."""
-    words = (
-        "--set", "train.checkpoint_every=1000", "--eval-every", "10", "--set", "model.dropout=0.1", "--data",
-        str(prepared), *TINY,
-    )  # fmt: skip
-    arguments = ("--scheme", "pre-ln", "--steps", "40", *words)
-    out = tmp_path_factory.mktemp("forty") / "run"
-    assert main(["train", *arguments, "--out", str(out)]) == 0
-    return out, arguments
-
-
-# test_train_strangers.py sends SIGTERM
-def test_ctrl_c_saves_and_ends(forty_steps, tmp_path):
-    (unbroken, arguments), out = forty_steps, tmp_path / "run"
-    process = drill.start(out, arguments)
-    assert drill.reached(process, out / "metrics.jsonl", 600)
-    process.send_signal(signal.SIGINT)
-    _, message = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert b"run the same command again" in message
-    stopped = open_run(out).checkpoint().step
-    assert 0 < stopped < 40
-    assert len(metrics(out)) == stopped
-    assert main(["train", *arguments, "--out", str(out)]) == 0
+def test_killed_and_resumed(unbroken, prepared, tmp_path):
+    out, words = tmp_path / "run", ("--scheme", "proj-spheretnorm", "--data", str(prepared), "--steps", "12", *TINY)
+    process = drill.start(out, [*words, *BROKEN_WORDS])
+    assert drill.reached(process, out / "metrics.jsonl", (unbroken / "metrics.jsonl").stat().st_size // 3)
+    process.kill()
+    process.communicate()
+    assert train(out, prepared, *BROKEN_WORDS, steps=12) == 0
     assert drill.differences(unbroken, out) == []
 
 
-def test_a_directory_is_one_process_s(prepared, tmp_path, capsys):
-    words = ("--scheme", "pre-ln", "--steps", "100000", "--data", str(prepared), *TINY)
+@pytest.mark.parametrize(
+    ("kills", "seed", "precision"),
+    [
+        pytest.param(1, 1337, "bf16", marks=pytest.mark.slow),
+        *(
+            pytest.param(20, seed, precision, marks=pytest.mark.drill)
+            for precision in ("float32", "bf16")
+            for seed in range(1, 6)
+        ),
+    ],
+)
+def test_killed_at_seeded_moments_and_resumed(kills, seed, precision, prepared, tmp_path):
+    words = list(drill.RECIPE)
+    words[words.index("--data") + 1] = str(prepared)
+    if kills == 1:
+        words[words.index("--steps") + 1] = "24"
+    said: list[str] = []
+    assert drill.drill(tmp_path, kills, seed, [*words, "--precision", precision], said.append) == []
+    assert said[1] == f"kill 1 of {kills}"
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS.items())
+def test_a_signal_saves_and_ends(number, code, unbroken, prepared, tmp_path, monkeypatch, capsys):
+    """Also if it comes again: a scheduler sends SIGTERM, and the shell between sends it once more."""
+    real, again, before = Trainer.update, 20 if number == signal.SIGTERM else 1, signal.getsignal(number)
+
+    def update(self, batches):
+        for _ in range(again if self.step == 4 else 0):
+            signal.raise_signal(number)
+        return real(self, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "update", update)
+        try:
+            assert train(tmp_path / "run", prepared, *BROKEN_WORDS, steps=12) == code
+        finally:
+            # the second SIGTERM is ignored until the process ends
+            signal.signal(number, before)
+    assert "run the same command again" in capsys.readouterr().err
+    assert open_run(tmp_path / "run").checkpoint().step == len(metrics(tmp_path / "run")) == 5
+    assert train(tmp_path / "run", prepared, *BROKEN_WORDS, steps=12) == 0
+    assert drill.differences(unbroken, tmp_path / "run") == []
+
+
+def test_a_directory_is_one_process_s(unbroken, prepared, tmp_path, capsys):
     out = tmp_path / "run"
-    process = drill.start(out, words)
-    try:
-        assert drill.reached(process, out / "metrics.jsonl", 100)
-        assert open_run(out).is_locked()
-        assert main(["train", *words, "--out", str(out)]) == 2
-        assert "another process is training" in capsys.readouterr().err
-    finally:
-        process.kill()
-        process.communicate()
-    # kill -9 leaves no lock
+    shutil.copytree(unbroken, out)
+    lock = Lock(out / LOCK)
+    assert lock.acquire()
+    assert open_run(out).is_locked()
+    assert train(out, prepared, *BROKEN_WORDS, steps=12) == 2
+    assert "another process is training" in capsys.readouterr().err
+    lock.release()
     assert not open_run(out).is_locked()
 
 
