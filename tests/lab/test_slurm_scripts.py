@@ -17,7 +17,7 @@ import pytest
 
 from spheret.cli import main
 from spheret.lab.executors import Job, slurm
-from spheret.lab.executors.slurm import Slurm
+from spheret.lab.executors.slurm import ATTEMPTS, MOST_TASKS, Slurm
 
 AGAIN = ("study", "my plan.toml", "--on", "slurm")
 ODD = 'it\'s "odd" $(touch pwned) `touch pwned`; touch pwned & *'
@@ -42,16 +42,25 @@ class RunLinks:
         path = self.path / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
-    @property
-    def job(self) -> Job:
-        return Job("run", self.study / "run", ("train", "--out", str(self.study / "run")))
-
     def queue(self, *lines: str) -> None:
         (self.path / "queue").write_text("".join(f"{line}\n" for line in lines))
 
     def names(self) -> list[str]:
         """The names of the jobs that were submitted."""
         return [call.split("--job-name=")[1].split()[0] for call in self.calls]
+
+    def job(self, name: str = "run", *words: str) -> Job:
+        return Job(name, self.study / name, words or ("train", "--out", str(self.study / name)))
+
+    def reach(self, job: Job, step: int) -> None:
+        """Metrics of a run that is at a step."""
+        lines = [
+            {"step": k + 1, "loss": 1.0, "lr": 1.0, "grad_norm": 1.0, "spikes": 0}
+            | {"tokens_per_second": 1.0, "seconds": 1.0}
+            for k in range(step)
+        ]
+        job.directory.mkdir(exist_ok=True, parents=True)
+        (job.directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.fixture
@@ -72,7 +81,7 @@ def place(tmp_path, monkeypatch):
 
 class TestSubmitted:
     def test_a_stage_and_what_follows_it(self, place, capsys):
-        jobs = [Job(name, place.study / name, ("train",)) for name in "ab"]
+        jobs = [place.job("a"), place.job("b")]
         asked = []
         executor = Slurm(place.study, AGAIN, threads=3, at_a_time=7)
         assert executor.run(lambda: asked.append(1) or jobs) is False
@@ -107,51 +116,107 @@ class TestSubmitted:
             assert all(k < commands[0] for k, line in enumerate(lines) if line.startswith("#SBATCH"))
 
     def test_what_the_user_edits_holds_in_every_later_stage(self, place):
-        Slurm(place.study, AGAIN).run(lambda: [place.job])
+        job = place.job()
+        Slurm(place.study, AGAIN).run(lambda: [job])
         (place.home / "settings.sh").write_text("#SBATCH --account=größe\nmodule load cuda\n")
-        Slurm(place.study, AGAIN).run(lambda: [place.job])
+        Slurm(place.study, AGAIN).run(lambda: [job])
         for name in ("stage-002.sbatch", "stage-002-next.sbatch"):
             text = (place.home / name).read_text()
             assert "\n#SBATCH --account=größe\nmodule load cuda\n" in text
             assert "--cpus-per-task" not in text
         assert "größe" not in (place.home / "stage-001.sbatch").read_text()
 
+    def test_no_more_tasks_than_an_array_can_have(self, place, capsys):
+        jobs = [place.job(f"run{k}") for k in range(MOST_TASKS + 5)]
+        Slurm(place.study, AGAIN).run(lambda: jobs)
+        assert "1000 trainings of 1005" in capsys.readouterr().err
+        assert f"#SBATCH --array=1-{MOST_TASKS}\n" in (place.home / "stage-001.sbatch").read_text()
+        assert len((place.home / "stage-001.jobs").read_text().splitlines()) == MOST_TASKS
+
 
 class TestQueue:
     """A stage is never submitted twice."""
 
     def test_while_a_stage_is_there_nothing_is_submitted(self, place, capsys):
-        executor = Slurm(place.study, AGAIN)
-        executor.run(lambda: [place.job])
+        executor, job = Slurm(place.study, AGAIN), place.job()
+        executor.run(lambda: [job])
         for name in place.names():
             place.queue("77 another", f"5 {name}", f"5 {name}")
-            assert executor.run(lambda: [place.job]) is False
+            assert executor.run(lambda: [job]) is False
             assert "5 is in the queue, so nothing is submitted" in capsys.readouterr().err
         assert len(place.calls) == 2
 
     def test_the_job_that_follows_does_not_wait_for_itself(self, place, monkeypatch):
-        executor = Slurm(place.study, AGAIN)
-        executor.run(lambda: [place.job])
+        executor, job = Slurm(place.study, AGAIN), place.job()
+        executor.run(lambda: [job])
         place.queue(f"2 {place.names()[1]}")
         monkeypatch.setenv("SLURM_JOB_ID", "2")
-        assert executor.run(lambda: [place.job]) is False
+        assert executor.run(lambda: [job]) is False
         assert len(place.calls) == 4
         assert (place.home / "stage-002.submitted").exists()
 
-    @pytest.mark.parametrize(("fault", "message"), [("down", "no controller"), ("refuse", "no account")])
-    def test_after_a_failure_the_stage_is_submitted(self, place, fault, message):
-        executor, submitted = Slurm(place.study, AGAIN), place.home / "stage-001.submitted"
-        (place.path / fault).touch()
-        with pytest.raises(RuntimeError, match=message):
-            executor.run(lambda: [place.job])
-        assert not submitted.exists()
-        (place.path / fault).unlink()
-        assert executor.run(lambda: [place.job]) is False
-        assert submitted.exists()
+    def test_squeue_fails(self, place):
+        (place.path / "down").touch()
+        with pytest.raises(RuntimeError, match="no controller"):
+            Slurm(place.study, AGAIN).run(lambda: [place.job()])
+        assert place.calls == []
+
+
+class TestRefused:
+    def test_sbatch_fails(self, place):
+        (place.path / "refuse").touch()
+        with pytest.raises(RuntimeError, match="no account"):
+            Slurm(place.study, AGAIN).run(lambda: [place.job()])
+        assert not (place.home / "stage-001.submitted").exists()
+        (place.path / "refuse").unlink()
+        assert Slurm(place.study, AGAIN).run(lambda: [place.job()]) is False
+        assert (place.home / "stage-001.submitted").exists()
+
+    @pytest.mark.parametrize("program", ["squeue", "sbatch"])
+    def test_no_slurm_here(self, place, program, monkeypatch):
+        (place.path / "bin" / program).unlink()
+        monkeypatch.setenv("PATH", f"{place.path / 'bin'}{os.pathsep}{place.path / 'none'}")
+        (place.path / "bin" / "cat").symlink_to("/bin/cat")
+        with pytest.raises(FileNotFoundError, match=program):
+            Slurm(place.study, AGAIN).run(lambda: [place.job()])
+
+
+class TestNoProgress:
+    def test_a_training_that_gets_no_further_is_an_error(self, place):
+        executor, stuck, good = Slurm(place.study, AGAIN), place.job("stuck"), place.job("good")
+        place.reach(stuck, 2)
+        for attempt in range(ATTEMPTS):
+            place.reach(good, 5 * attempt)
+            assert executor.run(lambda: [good, stuck]) is False
+        log = place.home / "logs" / f"stage-{ATTEMPTS:03d}-2.log"
+        log.write_text("first\nno space left.\nexit code 2.\n")
+        place.reach(good, 100)
+        before = len(place.calls)
+        with pytest.raises(RuntimeError) as caught:
+            executor.run(lambda: [good, stuck])
+        assert f"stuck was submitted {ATTEMPTS} times and is still at step 2 (no space left. exit code 2.)" in str(
+            caught.value
+        )
+        assert str(log) in str(caught.value)
+        assert len(place.calls) == before
+        # whoever runs it after that has mended something
+        for _ in range(ATTEMPTS):
+            assert executor.run(lambda: [stuck]) is False
+        with pytest.raises(RuntimeError):
+            executor.run(lambda: [stuck])
 
 
 PLAN = """
 title = "A trial"
+[data]
+path = {data}
+[model]
+layers = 1
+heads = 2
+width = 16
+block = 16
+[train]
+steps = 4
 [[parts]]
 name = "two"
 contestants = ["pre-ln", "post-ln"]
@@ -159,16 +224,23 @@ rates = [1e-3, 2e-3]
 """
 
 
-def test_a_login_node_needs_no_gpu(place, prepared, capsys):
-    plan = place.path / "plan.toml"
-    plan.write_text(PLAN + f"[data]\npath = {json.dumps(str(prepared))}\n")
-    words = ["study", str(plan), "--out", str(place.study), "--on", "slurm", "--threads", "2", "--device", "cuda"]
-    assert main([*words, "--jobs", "3"]) == 0
-    assert "submitted stage 1, 4 trainings" in capsys.readouterr().err
-    script = (place.home / "stage-001.sbatch").read_text()
-    assert all(f"{option}\n" in script for option in ("--array=1-4%3", "--cpus-per-task=2", "\n#SBATCH --gpus=1"))
-    line = (place.home / "stage-001-next.sbatch").read_text().splitlines()[-1]
-    assert shlex.split(line.split(" -m ")[1]) == ["spheret", *words, "--jobs", "3"]
+class TestStudy:
+    def study(self, place, prepared, *words):
+        (place.path / "plan.toml").write_text(PLAN.format(data=json.dumps(str(prepared))))
+        flags = ["--out", str(place.study), "--on", "slurm", *words]
+        return main(["study", str(place.path / "plan.toml"), *flags])
+
+    def test_a_login_node_needs_no_gpu(self, place, prepared, capsys):
+        assert self.study(place, prepared, "--device", "cuda", "--threads", "2", "--jobs", "3") == 0
+        assert "submitted stage 1, 4 trainings" in capsys.readouterr().err
+        assert "--array=1-4%3\n" in (place.home / "stage-001.sbatch").read_text()
+        assert "--cpus-per-task=2\n" in (place.home / "stage-001.sbatch").read_text()
+        assert "\n#SBATCH --gpus=1\n" in (place.home / "stage-001.sbatch").read_text()
+        line = (place.home / "stage-001-next.sbatch").read_text().splitlines()[-1]
+        assert shlex.split(line.split(" -m ")[1]) == [
+            "spheret", "study", str(place.path / "plan.toml"), "--out", str(place.study), "--on", "slurm",
+            "--threads", "2", "--device", "cuda", "--jobs", "3",
+        ]  # fmt: skip
 
 
 def write_stage(place, monkeypatch, body, *words, directory="run"):
@@ -191,7 +263,7 @@ def start(script, place):
 
 
 class TestScript:
-    @pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 0), (2, 2), (137, 137)])
+    @pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 0), (1, 1), (2, 2), (137, 137), (143, 143)])
     def test_exit_codes(self, place, monkeypatch, code, expected):
         process = start(write_stage(place, monkeypatch, f"exit {code}"), place)
         output, _ = process.communicate(timeout=60)
@@ -229,7 +301,7 @@ class TestScript:
         assert (process.returncode, path.read_text() if path.exists() else "") == (code, called)
         assert said in output
 
-    @pytest.mark.parametrize("odd", [ODD, "two\nlines", "-n"])
+    @pytest.mark.parametrize("odd", [ODD, "two\nlines", "größe", " ", "-n"])
     def test_every_word_arrives_as_it_is(self, place, monkeypatch, odd):
         here = place.path / odd / "here"
         here.mkdir(parents=True)
@@ -252,3 +324,12 @@ class TestScript:
         write_stage(place, monkeypatch, 'printf \'%s\\0\' "$PWD" "$@" > "$PLACE/words"')
         subprocess.run(["bash", place.home / "stage-001-next.sbatch"], cwd="/", check=True)
         assert (place.path / "words").read_text().split("\0")[:-1] == [str(place.path), *AGAIN]
+
+    def test_it_runs_this_copy_of_spheret(self, place):
+        Slurm(place.study, ["--version"]).run(lambda: [place.job("run", "--version")])
+        for name in ("stage-001.sbatch", "stage-001-next.sbatch"):
+            environment = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": "1"}
+            done = subprocess.run(
+                ["bash", place.home / name], cwd="/", env=environment, capture_output=True, text=True, check=True
+            )
+            assert done.stdout.startswith("spheret ")

@@ -266,7 +266,8 @@ def test_killed_at_seeded_moments_and_resumed(kills, seed, precision, prepared, 
 @pytest.mark.parametrize(("number", "code"), SIGNALS.items())
 def test_a_signal_saves_and_ends(number, code, unbroken, prepared, tmp_path, monkeypatch, capsys):
     """Also if it comes again: a scheduler sends SIGTERM, and the shell between sends it once more."""
-    real, again, before = Trainer.update, 20 if number == signal.SIGTERM else 1, signal.getsignal(number)
+    real, again = Trainer.update, 20 if number == signal.SIGTERM else 1
+    before = {each: signal.getsignal(each) for each in SIGNALS}
 
     def update(self, batches):
         for _ in range(again if self.step == 4 else 0):
@@ -278,8 +279,9 @@ def test_a_signal_saves_and_ends(number, code, unbroken, prepared, tmp_path, mon
         try:
             assert train(tmp_path / "run", prepared, *BROKEN_WORDS, steps=12) == code
         finally:
-            # the second SIGTERM is ignored until the process ends
-            signal.signal(number, before)
+            # after the first signal all but SIGINT are ignored until the process ends
+            for each, handler in before.items():
+                signal.signal(each, handler)
     assert "run the same command again" in capsys.readouterr().err
     assert open_run(tmp_path / "run").checkpoint().step == len(metrics(tmp_path / "run")) == 5
     assert train(tmp_path / "run", prepared, *BROKEN_WORDS, steps=12) == 0
