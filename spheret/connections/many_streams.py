@@ -106,7 +106,7 @@ class StreamConnection(PreparedConnection):
     def prepare(self, state: Streams) -> Weights:
         return self.weights_norm(state.x)
 
-    def mixing(self, state: Streams) -> Tensor:
+    def mixing(self, state: Streams) -> Tensor | None:
         return self.prepare(state)[1]
 
     def read_prepared(self, state: Streams, weights: Weights) -> Tensor:
